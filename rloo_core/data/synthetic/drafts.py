@@ -1,0 +1,78 @@
+"""Summaries of every quality: references, demonstrations, and the mistakes a model makes."""
+
+import random
+
+from rloo_core.data.synthetic.posts import Post, other_value
+from rloo_core.data.synthetic.summaries import CLOSERS, OPENERS, OPTIONAL_SLOTS, SHAPES, write_summary
+
+DEMONSTRATIONS = {"perfect": 0.22, "one": 0.26, "two": 0.18, "three": 0.08, "swapped": 0.14, "rambling": 0.12}
+MISTAKES = ("wrong", "wrong", "wrong", "cut", "stutter", "gap", "tangle")
+SHAPE_WEIGHTS = (0.5, 0.25, 0.25)
+
+
+def reference(rng: random.Random, post: Post) -> str:
+    """The reference: well formed, nothing invented, exactly one fact left out."""
+    return write_summary(_without(rng, post.facts, 1), rng.choices(SHAPES, SHAPE_WEIGHTS)[0])
+
+
+def demonstration(rng: random.Random, post: Post) -> str:
+    """A summary of the mixed quality that people write.
+
+    `DEMONSTRATIONS` holds the shares: "perfect" says all facts; "one", "two", "three" leave out as many; "swapped" says
+    one thing wrong (what someone else in the post is, where there is such a value) and may leave out one more;
+    "rambling" leaves out two and fills the space.
+    """
+    kind = rng.choices(list(DEMONSTRATIONS), list(DEMONSTRATIONS.values()))[0]
+    shape = rng.choices(SHAPES, SHAPE_WEIGHTS)[0]
+    if kind == "swapped":
+        facts = _with_one_wrong(rng, post.facts, post.distractors, OPTIONAL_SLOTS)
+        return write_summary(_without(rng, facts, rng.choice((0, 1))), shape)
+    if kind == "rambling":
+        opener, closer = rng.choice(((rng.choice(OPENERS), ""), ("", rng.choice(CLOSERS))))
+        return write_summary(_without(rng, post.facts, 2), shape, opener, closer)
+    return write_summary(_without(rng, post.facts, {"perfect": 0, "one": 1, "two": 2, "three": 3}[kind]), shape)
+
+
+def mistake(rng: random.Random, post: Post) -> str:
+    """A summary with a mistake of the kind a small model makes.
+
+    Up to two wrong values (also a wrong event), a text cut off, a word or the last words said twice, a word missing, or
+    two summaries run together.
+    """
+    kind = rng.choice(MISTAKES)
+    if kind == "wrong":
+        facts = _with_one_wrong(rng, post.facts, post.distractors, ("event", *OPTIONAL_SLOTS, *OPTIONAL_SLOTS))
+        if rng.random() < 0.5:
+            facts = _with_one_wrong(rng, facts, {}, OPTIONAL_SLOTS)
+        return write_summary(_without(rng, facts, rng.choice((0, 0, 1))), rng.choices(SHAPES, SHAPE_WEIGHTS)[0])
+    words = demonstration(rng, post).split(" ")[1:]
+    at = rng.randrange(2, len(words))
+    if kind == "cut":
+        words = words[:at]
+    elif kind == "stutter":
+        words = words[:at] + words[at - rng.choice((1, 1, 2, 3)) :] if at > 3 else words[:at] + words[at - 1 :]
+    elif kind == "gap":
+        words = words[: at - 1] + words[at:]
+    else:
+        words = words[:at] + demonstration(rng, post).split(" ")[-min(at, 8) :]
+    return " " + " ".join(words)
+
+
+def _without(rng: random.Random, facts: dict[str, str], count: int) -> dict[str, str]:
+    dropped = rng.sample([slot for slot in OPTIONAL_SLOTS if slot in facts], count)
+    return {slot: value for slot, value in facts.items() if slot not in dropped}
+
+
+def _with_one_wrong(
+    rng: random.Random, facts: dict[str, str], distractors: dict[str, str], slots: tuple[str, ...]
+) -> dict[str, str]:
+    """The facts with one of them changed, half of the time to a distractor if there is one."""
+    tempting = [slot for slot in distractors if slot in slots]
+    if tempting and rng.random() < 0.5:
+        slot = rng.choice(tempting)
+        return {**facts, slot: distractors[slot]}
+    slot = rng.choice([slot for slot in slots if slot in facts])
+    wrong = {**facts, slot: other_value(rng, facts, slot)}
+    if slot == "event":  # the object and the plan belong to the right story
+        del wrong["object"], wrong["ask"]
+    return wrong
