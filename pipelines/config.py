@@ -1,0 +1,90 @@
+"""Settings: composed by Hydra from `conf/`, resolved by OmegaConf, validated by pydantic. All problems come at once.
+
+    load_settings(["experiment=tiny", "algorithm.group_size=2"])  →  ExperimentSettings, or ConfigError
+
+Only the validated settings are hashed, logged and passed on. Nothing heavy is imported here.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from pipelines.config_errors import ConfigError
+from pipelines.config_overrides import check_overrides
+from pipelines.config_rules import broken_rules, flatten, validation_problems
+from rloo_core.settings import ExperimentSettings
+
+LOCAL_PATHS = ("data.path", "model.path", "reward_model.path")  # directories and files, where they are not hub ids
+
+_hydra_is_global = threading.Lock()  # Hydra keeps one composition per process
+
+
+def load_settings(overrides: Sequence[str]) -> ExperimentSettings:
+    """Compose `conf/` with the overrides a person typed, and validate the result.
+
+    Args:
+        overrides: Hydra overrides, e.g. ["experiment=tiny", "seed=1"].
+
+    Returns:
+        The settings of a whole run; `paths.root` and local data and model paths are absolute.
+
+    Raises:
+        ConfigError: With every problem found: unknown keys, wrong values, impossible combinations.
+    """
+    usable, problems = check_overrides(overrides)
+    values = _with_absolute_paths(_compose(usable, problems))
+    failures: dict[str, str] = {}
+    try:
+        settings = ExperimentSettings(**values)
+    except ValidationError as error:
+        failures = validation_problems(error)
+    problems += failures.values()
+    problems += broken_rules(flatten(values), wrong=failures.keys())
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def to_yaml(settings: ExperimentSettings) -> str:
+    """The settings as YAML, resolved: what `rloo config` prints and MLflow keeps."""
+    return OmegaConf.to_yaml(OmegaConf.create(settings.model_dump(mode="json")))
+
+
+def _compose(overrides: Sequence[str], problems: Sequence[str]) -> dict[str, Any]:
+    with _hydra_is_global:
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_module("pipelines.conf", version_base="1.3"):
+                config = compose("config", overrides=list(overrides))
+            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError([*problems, _first_line(error)]) from None
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _first_line(error: Exception) -> str:
+    key = getattr(error, "full_key", None)
+    text = str(error).splitlines()[0]
+    return f"{key}: {text}" if key and key not in text else text
+
+
+def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """Relative paths start where the command was typed, so they are made absolute while that is known."""
+    for dotted in ("paths.root", *LOCAL_PATHS):
+        section, key = dotted.split(".")
+        path = values[section][key]
+        if not isinstance(path, str) or not path:
+            continue
+        local = Path(path).expanduser()
+        if dotted == "paths.root" or local.exists():
+            values[section][key] = str(local.resolve())
+    return values

@@ -1,0 +1,297 @@
+"""Wrong values and impossible combinations, each as one sentence that names the key and the way out."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipelines.config_errors import listed
+from pipelines.config_overrides import known_keys, sections
+
+Values = Mapping[str, Any]  # settings by dotted name
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def shown(value: object) -> str:
+    """A value as it is written in an override."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def validation_problems(error: ValidationError) -> dict[str, str]:
+    """One sentence a wrong setting, by its dotted name."""
+    expected: dict[str, list[str]] = {}
+    came: dict[str, object] = {}
+    for detail in error.errors():
+        key = _key(detail["loc"])
+        expected.setdefault(key, []).append(_expectation(detail["type"], detail.get("ctx", {}), detail["msg"]))
+        came.setdefault(key, detail["input"])
+    return {key: _sentence(key, came[key], wanted) for key, wanted in expected.items()}
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """The setting's name; pydantic appends the branch of a union and the index in a list."""
+    names = [str(part) for part in location]
+    while len(names) > 1 and ".".join(names) not in {*known_keys(), *sections()}:
+        names.pop()
+    return ".".join(names)
+
+
+def _sentence(key: str, value: object, expected: list[str]) -> str:
+    quoting = f"; quote it: '{key}=\"{value}\"'" if expected == ["text"] and value is not None else ""
+    return f"{key}={shown(value)}, but it must be {listed(dict.fromkeys(expected))}{quoting}"
+
+
+def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
+    phrases: dict[str, Callable[[], str]] = {
+        "int_type": lambda: "a whole number",
+        "int_from_float": lambda: "a whole number",
+        "float_type": lambda: "a number",
+        "finite_number": lambda: "a finite number",
+        "bool_type": lambda: "true or false",
+        "string_type": lambda: "text",
+        "tuple_type": lambda: "a list such as [a,b]",
+        "literal_error": lambda: context["expected"].replace("'", ""),
+        "greater_than": lambda: f"above {context['gt']:g}",
+        "greater_than_equal": lambda: f"at least {context['ge']:g}",
+        "less_than": lambda: f"below {context['lt']:g}",
+        "less_than_equal": lambda: f"at most {context['le']:g}",
+        "missing": lambda: "given",
+        "extra_forbidden": lambda: "left out: there is no such setting",
+        "model_type": lambda: "a section with settings",
+    }
+    return phrases[kind]() if kind in phrases else message
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check across settings: which it reads, and the sentence for values that do not go together."""
+
+    keys: tuple[str, ...]
+    check: Callable[[Values], str | None]
+
+
+RULES: list[Rule] = []
+
+
+def broken_rules(values: Values, wrong: Collection[str] = ()) -> list[str]:
+    """Sentences for all combinations that cannot run; rules that read a setting in `wrong` are left out."""
+    fit = [rule for rule in RULES if not any(key in wrong or key not in values for key in rule.keys)]
+    return [problem for rule in fit if (problem := rule.check(values)) is not None]
+
+
+def rule(*keys: str) -> Callable[[Callable[[Values], str | None]], Callable[[Values], str | None]]:
+    """Register a check that reads `keys`."""
+
+    def register(check: Callable[[Values], str | None]) -> Callable[[Values], str | None]:
+        RULES.append(Rule(keys, check))
+        return check
+
+    return register
+
+
+def _from_scratch(v: Values) -> bool:
+    return v["model.path"] is None and v["model.gguf_package"] is None
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or re.search(r"\.(jsonl?|csv|parquet)(\.gz)?$", path) is not None
+
+
+@rule("algorithm.name", "algorithm.group_size")
+def _siblings(v: Values) -> str | None:
+    if v["algorithm.name"] != "rloo" or v["algorithm.group_size"] >= 2:
+        return None
+    group = v["algorithm.group_size"]
+    return f"algorithm.group_size={group}, but algorithm=rloo needs at least 2; set algorithm.group_size=4"
+
+
+@rule("algorithm.rollout_batch_size", "algorithm.group_size")
+def _whole_groups(v: Values) -> str | None:
+    batch, group = v["algorithm.rollout_batch_size"], v["algorithm.group_size"]
+    if batch % group == 0:
+        return None
+    fits = max(group, batch - batch % group)
+    return (
+        f"algorithm.rollout_batch_size={batch}, but it must be a multiple of algorithm.group_size={group}; "
+        f"set algorithm.rollout_batch_size={fits}"
+    )
+
+
+@rule("data.source", "model.path", "model.gguf_package")
+def _a_model_for_real_text(v: Values) -> str | None:
+    if v["data.source"] == "synthetic" or not _from_scratch(v):
+        return None
+    return (
+        f"model.path=null, but a model from nothing only learns data.source=synthetic, not {v['data.source']}; "
+        f"set model=pretrained model.path=DIRECTORY_OR_HUB_ID"
+    )
+
+
+@rule("model.path", "model.gguf_package", "model.gguf_file")
+def _one_model(v: Values) -> str | None:
+    package, file = v["model.gguf_package"], v["model.gguf_file"]
+    if package is not None and v["model.path"] is not None:
+        return f"model.path={v['model.path']} and model.gguf_package={package} name two models; set one of them to null"
+    if package is not None and file is None:
+        return f"model.gguf_package={package}, but model.gguf_file is null; name the GGUF file in that package"
+    if file is not None and _from_scratch(v):
+        return f"model.gguf_file={file}, but nothing says where it is; set model.gguf_package or model.path"
+    return None
+
+
+@rule("data.source", "data.path")
+def _rows_from_somewhere(v: Values) -> str | None:
+    source, path = v["data.source"], v["data.path"]
+    if source == "synthetic":
+        return None if path is None else f"data.path={path}, but data.source=synthetic reads no files; set data=tables"
+    if path is None:
+        return f"data.path=null, but data.source={source} needs a file, a directory or a hub id; set data.path=..."
+    return None
+
+
+@rule("data.format", "model.chat_template")
+def _template_for_messages(v: Values) -> str | None:
+    if v["data.format"] != "messages" or v["model.chat_template"]:
+        return None
+    return (
+        "data.format=messages, but model.chat_template=false; set model.chat_template=true for a model that has a "
+        "template, or data.format=text"
+    )
+
+
+@rule("evaluation.judge", "data.source")
+def _gold_is_known(v: Values) -> str | None:
+    if v["evaluation.judge"] != "gold" or v["data.source"] == "synthetic":
+        return None
+    return (
+        f"evaluation.judge=gold, but only data.source=synthetic has a gold reward, not {v['data.source']}; "
+        f"set evaluation.judge=auto"
+    )
+
+
+@rule("data.source", "data.synthetic.validation", "algorithm.eval_prompts")
+def _enough_validation(v: Values) -> str | None:
+    return _enough(v, "algorithm.eval_prompts", "data.synthetic.validation")
+
+
+@rule("data.source", "data.synthetic.test", "evaluation.prompts")
+def _enough_test(v: Values) -> str | None:
+    return _enough(v, "evaluation.prompts", "data.synthetic.test")
+
+
+def _enough(v: Values, asked: str, given: str) -> str | None:
+    if v["data.source"] != "synthetic" or v[asked] is None or v[asked] <= v[given]:
+        return None
+    return f"{asked}={v[asked]}, but there are only {given}={v[given]}; lower the first or raise the second"
+
+
+@rule("data.max_prompt_tokens", "data.max_total_tokens")
+def _room_for_a_completion(v: Values) -> str | None:
+    prompt, total = v["data.max_prompt_tokens"], v["data.max_total_tokens"]
+    if prompt < total:
+        return None
+    return (
+        f"data.max_total_tokens={total}, but it must be above data.max_prompt_tokens={prompt}: it counts the prompt too"
+    )
+
+
+@rule("data.validation_fraction", "data.test_fraction")
+def _rows_left_to_train_on(v: Values) -> str | None:
+    held_out = v["data.validation_fraction"] + v["data.test_fraction"]
+    if held_out < 1:
+        return None
+    return (
+        f"data.validation_fraction + data.test_fraction = {held_out:g}, but it must be below 1: "
+        f"nothing is left to train on"
+    )
+
+
+@rule(
+    "data.source",
+    "model.path",
+    "model.gguf_package",
+    "model.scratch.max_positions",
+    "data.max_prompt_tokens",
+    "data.max_total_tokens",
+    "algorithm.max_new_tokens",
+    "evaluation.max_new_tokens",
+)
+def _within_the_context(v: Values) -> str | None:
+    if v["data.source"] != "synthetic" or not _from_scratch(v):
+        return None
+    positions, prompt = v["model.scratch.max_positions"], v["data.max_prompt_tokens"]
+    lengths = {"data.max_total_tokens": v["data.max_total_tokens"]}
+    for key in ("algorithm.max_new_tokens", "evaluation.max_new_tokens"):
+        lengths[f"data.max_prompt_tokens + {key}"] = prompt + v[key]
+    name, longest = max(lengths.items(), key=lambda item: item[1])
+    if longest <= positions:
+        return None
+    return f"{name} = {longest}, but model.scratch.max_positions={positions}; set it to {longest} or more"
+
+
+@rule("model.scratch.hidden_size", "model.scratch.heads", "model.scratch.rotary_fraction")
+def _heads_share_the_width(v: Values) -> str | None:
+    width, heads = v["model.scratch.hidden_size"], v["model.scratch.heads"]
+    if width % heads:
+        return f"model.scratch.heads={heads}, but it must divide model.scratch.hidden_size={width}"
+    fraction = v["model.scratch.rotary_fraction"]
+    rotary = int(width // heads * fraction)
+    if rotary < 2 or rotary % 2:
+        return (
+            f"model.scratch.rotary_fraction={fraction} of {width // heads} dimensions a head is "
+            f"{rotary}, but it must be an even number of at least 2 (dimensions are rotated in pairs)"
+        )
+    return None
+
+
+@rule("algorithm.reward_function")
+def _function_of_a_module(v: Values) -> str | None:
+    function = v["algorithm.reward_function"]
+    if function is None or re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", function):
+        return None
+    return (
+        f"algorithm.reward_function={function}, but it must look like module:function, e.g. my_rewards:short_and_polite"
+    )
+
+
+@rule("tracking.experiment")
+def _experiment_has_a_name(v: Values) -> str | None:
+    return None if v["tracking.experiment"].strip() else "tracking.experiment is empty; give it a name, e.g. rloo"
+
+
+@rule("name")
+def _run_has_a_name(v: Values) -> str | None:
+    return None if v["name"].strip() else "name is empty; give the run a name, e.g. name=default"
+
+
+@rule("paths.root")
+def _root_has_a_name(v: Values) -> str | None:
+    return None if v["paths.root"].strip() else "paths.root is empty; name a directory, e.g. paths.root=./runs"
+
+
+def _existing(key: str) -> Callable[[Values], str | None]:
+    def check(v: Values) -> str | None:
+        path = v[key]
+        if path == "":
+            return f"{key} is empty; write {key}=null for none"
+        if path is None or not _looks_local(path) or Path(path).expanduser().exists():
+            return None
+        return f"{key}={path}: no such file or directory (relative paths start where the command is typed)"
+
+    return check
+
+
+for _path in ("data.path", "model.path", "reward_model.path"):
+    rule(_path)(_existing(_path))
