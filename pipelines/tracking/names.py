@@ -1,0 +1,36 @@
+"""Turning our names and settings into what MLflow accepts."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+PARAM_LIMIT = 500  # characters; MLflow takes 6000, but a list of runs is read by people
+DIGEST_LENGTH = 32  # MLflow refuses dataset digests over 36 characters
+
+
+def safe_key(key: str) -> str:
+    """A metric, parameter or tag name with what MLflow refuses replaced by "_"."""
+    return re.sub(r"[^A-Za-z0-9_\-. :/]", "_", key)[:250]
+
+
+def flatten(settings: Mapping[str, object]) -> dict[str, str]:
+    """Nested settings as parameters: {"sft": {"epochs": 2}} becomes {"sft.epochs": "2"}.
+
+    Long values are cut, with a note: the complete settings are the run's `settings.json`.
+    """
+    return {safe_key(key): _cut(value) for key, value in _leaves(settings, "")}
+
+
+def _leaves(node: Mapping[str, object], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key), value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _cut(value: str) -> str:
+    if len(value) <= PARAM_LIMIT:
+        return value
+    note = f"… ({len(value)} characters, see settings.json)"
+    return value[: PARAM_LIMIT - len(note)] + note
