@@ -137,7 +137,7 @@ class TestPrompt:
         assert encode_prompt(tokenizer, "Hi", chat_template=True) == encode_prompt(tokenizer, messages)
 
     def test_messages_without_a_template(self):
-        with pytest.raises(ValueError, match="no chat template: use data.format=text"):
+        with pytest.raises(ValueError, match=r"no chat template: use data.format=text"):
             encode_prompt(byte_tokenizer(), [{"role": "user", "content": "Hi"}])
 
     def test_ids_are_not_a_prompt(self):  # T12
@@ -216,11 +216,11 @@ class TestDecoding:
 
 class TestLoading:
     def test_missing_directory(self, tmp_path):
-        with pytest.raises(ValueError, match="model.path=.*nowhere does not exist"):
+        with pytest.raises(ValueError, match=r"model.path=.*nowhere does not exist"):
             load_tokenizer(str(tmp_path / "nowhere"))
 
     def test_directory_without_a_tokenizer(self, tmp_path):
-        with pytest.raises(ValueError, match="No tokenizer could be loaded from model.path"):
+        with pytest.raises(ValueError, match=r"No tokenizer could be loaded from model.path"):
             load_tokenizer(str(tmp_path))
 
     def test_without_eos(self, tmp_path):
