@@ -63,7 +63,7 @@ class LoraSettings(Settings):
     """Low-rank adapters; rank 0 trains all weights."""
 
     rank: CountOrZero
-    alpha: Positive
+    alpha: Count
     target_modules: Annotated[tuple[str, ...], Field(strict=False)] | Literal["all-linear"]
 
 
@@ -205,4 +205,5 @@ class PolicyStageSettings(Settings):
 
 class EvaluationStageSettings(Settings):
     evaluation: EvaluationSettings
+    model: ModelSettings
     compute: ComputeSettings

@@ -1,0 +1,97 @@
+"""What several stages do alike: read tables and models that earlier stages left, and write a model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rloo_core.algorithms.demonstrations import GivenCompletions
+from rloo_core.data.synthetic import gold_rewards
+from rloo_core.data.tables import read_table
+from rloo_core.evaluation.assessment import Prompts
+from rloo_core.models import load_causal_lm
+from rloo_core.rewards import FunctionReward, Reward
+from rloo_core.rollout import Sampling
+from rloo_core.settings import ComputeSettings
+from rloo_core.tokenization import encode_completion, encode_prompt, eos_token_ids, load_tokenizer
+
+MODEL = "model"
+
+
+def stage_tokenizer(inputs: Mapping[str, Path]) -> PreTrainedTokenizerBase:
+    """The tokenizer of all stages, as the data stage left it."""
+    return load_tokenizer(str(inputs["data"] / "tokenizer"))
+
+
+def stage_policy(directory: Path, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The causal language model that a stage left."""
+    return load_causal_lm(directory / MODEL, tokenizer)
+
+
+def given_completions(
+    inputs: Mapping[str, Path],
+    table: str,
+    split: str,
+    columns: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template: bool,
+    compute: ComputeSettings,
+) -> GivenCompletions:
+    """Token ids of a table's prompts and of its completion columns."""
+    rows = read_table(inputs["data"], table, split)
+    return GivenCompletions(
+        [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows],
+        [[encode_completion(tokenizer, row[column]) for column in columns] for row in rows],
+        pad_id(tokenizer),
+        compute.max_tokens_per_batch,
+    )
+
+
+def prompts_of(
+    inputs: Mapping[str, Path],
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template: bool,
+    limit: int | None = None,
+) -> Prompts:
+    """Token ids and rows of a split's prompts, at most `limit` of them."""
+    rows = read_table(inputs["data"], "prompts", split)[:limit]
+    return Prompts([encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows], rows)
+
+
+def gold_reward(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> Reward | None:
+    """The true reward of the embedded task, whose prompts carry their facts; None for any other data."""
+    if not prompts.rows or "facts" not in prompts.rows[0]:
+        return None
+    return FunctionReward(gold_rewards, tokenizer)
+
+
+def make_sampling(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    compute: ComputeSettings,
+) -> Sampling:
+    """How completions are sampled from a model, with its own end-of-sequence tokens."""
+    eos_ids = eos_token_ids(tokenizer, getattr(model, "generation_config", None))
+    return Sampling(temperature, max_new_tokens, eos_ids, pad_id(tokenizer), compute.max_tokens_per_batch)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    identifier: Any = tokenizer.pad_token_id
+    return int(identifier)
+
+
+def steps_for(epochs: float, rows: int, batch_size: int) -> int:
+    """Steps that `epochs` passes over `rows` rows take; the last one is filled up from the next pass."""
+    return max(1, math.ceil(epochs * rows / batch_size))
+
+
+def use_threads(compute: ComputeSettings) -> None:
+    """Pin torch's threads; the number is part of the result's identity."""
+    torch.set_num_threads(compute.threads)

@@ -1,0 +1,173 @@
+"""Evaluation: SFT and optimised policy on the same held-out prompts, greedy and sampled."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from rloo_core.evaluation.assessment import Assessment, Prompts, assess, means, reference_logprobs
+from rloo_core.evaluation.intervals import Estimate, paired_difference, win_rate, wins
+from rloo_core.observer import Observer
+from rloo_core.reward_models import load_reward_model
+from rloo_core.rewards import ModelReward, Reward
+from rloo_core.settings import EvaluationStageSettings
+from rloo_core.stages.common import (
+    MODEL,
+    gold_reward,
+    make_sampling,
+    pad_id,
+    prompts_of,
+    stage_policy,
+    stage_tokenizer,
+    use_threads,
+)
+from rloo_core.tokenization import encode_completion
+from rloo_core.types import CompletionGroups
+
+POLICIES = ("sft", "policy")
+MODES = ("greedy", "sampled")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is the same for every policy: prompts, references and their scores, rewards, settings."""
+
+    settings: EvaluationStageSettings
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Prompts
+    proxy: Reward
+    gold: Reward | None
+    reference_scores: list[float]
+    reference_model: nn.Module
+
+    def judge_scores(self, assessment: Assessment) -> list[list[float]]:
+        """Scores [P][K] of the judge: gold where it is known, else the reward model."""
+        scores = assessment.proxy_reward if self.gold is None else assessment.gold_reward
+        assert scores is not None
+        return scores.tolist()
+
+
+def run(
+    settings: EvaluationStageSettings, inputs: Mapping[str, Path], out: Path, observer: Observer
+) -> dict[str, float]:
+    """Compare both policies with the references; leaves `completions.jsonl` and `evaluation.json`.
+
+    Returns:
+        `evaluation/{sft,policy}/{greedy,sampled}/{win_rate,win_rate_low,win_rate_high,proxy_reward,gold_reward,kl,
+        length,finished}`, `evaluation/difference/{greedy,sampled}/win_rate…` (policy - SFT, paired by prompt) and
+        `evaluation/sft/best_of_n/…`. `kl` is the sampled log-ratio to the SFT model, nats a completion; of greedy
+        completions it is the log-ratio along that one path, not an estimate of the KL.
+    """
+    use_threads(settings.compute)
+    tokenizer = stage_tokenizer(inputs)
+    bench = _bench(settings, inputs, tokenizer)
+    total = len(POLICIES) * len(MODES)
+    assessments: dict[tuple[str, str], Assessment] = {}
+    for name in POLICIES:
+        model = bench.reference_model if name == "sft" else stage_policy(inputs[name], tokenizer)
+        for mode in MODES:
+            done = len(assessments)
+            observer.progress(done, total, f"{name}, {mode}")
+            assessments[name, mode] = _assess(bench, name, mode, model)
+    observer.progress(total, total)
+    outcomes = {key: _outcomes(bench, assessment) for key, assessment in assessments.items()}
+    summary: dict[str, float] = {}
+    for key, assessment in assessments.items():
+        prefix = "evaluation/" + "/".join(key)
+        summary |= _named(f"{prefix}/win_rate", win_rate(outcomes[key]))
+        summary |= {f"{prefix}/{name}": value for name, value in means(assessment.first()).items()}
+    for mode in MODES:
+        difference = paired_difference(outcomes["policy", mode], outcomes["sft", mode])
+        summary |= _named(f"evaluation/difference/{mode}/win_rate", difference)
+    summary |= _best_of_n(bench, assessments["sft", "sampled"])
+    rows = _rows(bench, assessments)
+    observer.table("samples", rows[: settings.evaluation.samples])
+    (out / "completions.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    (out / "evaluation.json").write_text(json.dumps(summary, indent=1))
+    observer.metrics(0, summary)
+    return summary
+
+
+def _bench(settings: EvaluationStageSettings, inputs: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase) -> Bench:
+    own, max_tokens = settings.evaluation, settings.compute.max_tokens_per_batch
+    every = prompts_of(inputs, "test", tokenizer, settings.model.chat_template)
+    having = [i for i, row in enumerate(every.rows) if row.get("reference")][: own.prompts]
+    if len(having) < 2:
+        raise ValueError(
+            f"win rates need at least two test prompts with a reference; the data stage left {len(having)}. "
+            f"Raise data.test_fraction, or bring more rows"
+        )
+    prompts = Prompts([every.ids[i] for i in having], [every.rows[i] for i in having])
+    proxy = ModelReward(load_reward_model(inputs["reward_model"] / MODEL, tokenizer), max_tokens)
+    gold = gold_reward(prompts, tokenizer) if own.judge != "reward" else None
+    if gold is None and own.judge == "gold":
+        raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
+    references = [[encode_completion(tokenizer, row["reference"])] for row in prompts.rows]
+    groups = CompletionGroups.from_ids(prompts.ids, references, pad_id(tokenizer))
+    scores = (gold or proxy)(groups, prompts.rows)[:, 0].tolist()
+    return Bench(settings, tokenizer, prompts, proxy, gold, scores, stage_policy(inputs["sft"], tokenizer))
+
+
+def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
+    own = bench.settings.evaluation
+    temperature = 0.0 if mode == "greedy" else own.temperature
+    many = own.best_of if (name, mode) == ("sft", "sampled") else 1
+    return assess(
+        model,
+        None if name == "sft" else reference_logprobs(bench.reference_model, own.temperature),
+        bench.prompts,
+        bench.tokenizer,
+        make_sampling(
+            model,  # type: ignore[arg-type]
+            bench.tokenizer,
+            temperature=temperature,
+            max_new_tokens=own.max_new_tokens,
+            compute=bench.settings.compute,
+        ),
+        samples=max(1, many),
+        seed=own.seed,
+        proxy=bench.proxy,
+        gold=bench.gold,
+        kl_temperature=own.temperature,
+    )
+
+
+def _outcomes(bench: Bench, assessment: Assessment) -> list[float]:
+    """Each prompt's first completion against its reference: 1, 0.5 or 0."""
+    return wins([scores[0] for scores in bench.judge_scores(assessment)], bench.reference_scores)
+
+
+def _best_of_n(bench: Bench, assessment: Assessment) -> dict[str, float]:
+    """Win rate of the completion that the reward model prefers among N of the SFT model."""
+    if bench.settings.evaluation.best_of < 2:
+        return {}
+    best = assessment.proxy_reward.argmax(dim=1).tolist()
+    scores = [row[k] for row, k in zip(bench.judge_scores(assessment), best, strict=True)]
+    return _named("evaluation/sft/best_of_n/win_rate", win_rate(wins(scores, bench.reference_scores)))
+
+
+def _named(name: str, estimate: Estimate) -> dict[str, float]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def _rows(bench: Bench, assessments: Mapping[tuple[str, str], Assessment]) -> list[dict[str, object]]:
+    """One row a prompt: prompt, reference, and each policy's completion with its rewards."""
+    rows: list[dict[str, object]] = []
+    for i, prompt in enumerate(bench.prompts.rows):
+        row: dict[str, object] = {"prompt": _text(prompt["prompt"]), "reference": _text(prompt["reference"])}
+        row["reference_score"] = round(bench.reference_scores[i], 4)
+        for (name, mode), assessment in assessments.items():
+            row[f"{name}_{mode}"] = assessment.texts[i][0]
+            row[f"{name}_{mode}_proxy_reward"] = round(assessment.proxy_reward[i, 0].item(), 4)
+            if assessment.gold_reward is not None:
+                row[f"{name}_{mode}_gold_reward"] = round(assessment.gold_reward[i, 0].item(), 4)
+        rows.append(row)
+    return rows
+
+
+def _text(value: str | Sequence[Mapping[str, str]]) -> str:
+    """A text, or chat messages as lines."""
+    return value if isinstance(value, str) else "\n".join(f"{m['role']}: {m['content']}" for m in value)

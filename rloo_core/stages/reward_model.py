@@ -1,0 +1,100 @@
+"""Reward model: scores completions so that preferred ones score higher."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rloo_core.algorithms.reward_modelling import RewardModelling
+from rloo_core.data.tables import read_table
+from rloo_core.observer import Observer
+from rloo_core.reward_models import (
+    RewardModel,
+    add_reward_lora,
+    load_reward_model,
+    new_reward_model,
+    save_reward_model,
+    score_completions,
+)
+from rloo_core.settings import RewardModelSettings, RewardModelStageSettings
+from rloo_core.stages.common import MODEL, given_completions, pad_id, stage_tokenizer, steps_for, use_threads
+from rloo_core.tokenization import encode_completion, encode_prompt
+from rloo_core.trainer import TrainingLoop, make_accelerator
+from rloo_core.types import CompletionGroups
+
+CENTERING_ROWS = 1024  # enough for the mean of a reward with std 1 to be known to 0.03
+
+
+def run(
+    settings: RewardModelStageSettings, inputs: Mapping[str, Path], out: Path, observer: Observer
+) -> dict[str, float]:
+    """Train on `preferences` from the SFT model, or take over `reward_model.path`; leaves `model/`.
+
+    Returns:
+        The last step's metrics (held-out accuracy among them) and the offset that centres the reward.
+    """
+    use_threads(settings.compute)
+    tokenizer = stage_tokenizer(inputs)
+    summary: dict[str, float] = {}
+    if settings.reward_model.path is not None:
+        model = load_reward_model(settings.reward_model.path, tokenizer)
+    else:
+        model, summary = _train(settings, inputs, tokenizer, out, observer)
+    if settings.reward_model.center:
+        model.offset += _mean_reward(model, settings, inputs, tokenizer)
+    save_reward_model(model, tokenizer, out / MODEL)
+    return {**summary, "reward/offset": model.offset}
+
+
+def _train(
+    settings: RewardModelStageSettings,
+    inputs: Mapping[str, Path],
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    observer: Observer,
+) -> tuple[RewardModel, dict[str, float]]:
+    own: RewardModelSettings = settings.reward_model
+    chat = settings.model.chat_template
+    splits = {
+        split: given_completions(
+            inputs,
+            "preferences",
+            split,
+            ["chosen", "rejected"],
+            tokenizer,
+            chat,
+            settings.compute,
+        )
+        for split in ("train", "validation")
+    }
+    if len(splits["train"]) == 0:
+        raise ValueError(
+            "there are no preference pairs to train a reward model on; bring a table `preferences`, or set "
+            "reward_model.path to a trained one"
+        )
+    model = add_reward_lora(new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed), settings.model.lora, own.seed)
+    steps = steps_for(own.epochs, len(splits["train"]), own.batch_size)
+    loop = TrainingLoop(make_accelerator(settings.compute), model, own, steps, out, observer)
+    loop.run(RewardModelling(loop.model, splits["train"], splits["validation"], own.batch_size, own.seed))
+    trained: RewardModel = loop.accelerator.unwrap_model(loop.model)
+    return trained, {**loop.history()[-1], "train/rows": len(splits["train"])}
+
+
+def _mean_reward(
+    model: RewardModel,
+    settings: RewardModelStageSettings,
+    inputs: Mapping[str, Path],
+    tokenizer: PreTrainedTokenizerBase,
+) -> float:
+    """Mean reward of the references, or of the demonstrations where there are none."""
+    rows = [row for row in read_table(inputs["data"], "prompts", "train") if row.get("reference")]
+    completions = [row["reference"] for row in rows]
+    if not rows:
+        rows = read_table(inputs["data"], "demonstrations", "train")
+        completions = [row["completion"] for row in rows]
+    groups = CompletionGroups.from_ids(
+        [encode_prompt(tokenizer, row["prompt"], settings.model.chat_template) for row in rows[:CENTERING_ROWS]],
+        [[encode_completion(tokenizer, completion)] for completion in completions[:CENTERING_ROWS]],
+        pad_id(tokenizer),
+    )
+    return score_completions(model, groups, settings.compute.max_tokens_per_batch).mean().item()

@@ -1,0 +1,32 @@
+"""SFT: a policy that writes like the demonstrations."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rloo_core.algorithms.sft import SupervisedMethod
+from rloo_core.models import add_lora, merge_lora, save_model, start_model
+from rloo_core.observer import Observer
+from rloo_core.settings import SftStageSettings
+from rloo_core.stages.common import MODEL, given_completions, stage_tokenizer, steps_for, use_threads
+from rloo_core.trainer import TrainingLoop, make_accelerator
+
+
+def run(settings: SftStageSettings, inputs: Mapping[str, Path], out: Path, observer: Observer) -> dict[str, float]:
+    """Train on `demonstrations`; leaves `model/`, which `AutoModelForCausalLM` loads.
+
+    Returns:
+        The last step's metrics and the number of steps.
+    """
+    use_threads(settings.compute)
+    sft, chat = settings.sft, settings.model.chat_template
+    tokenizer = stage_tokenizer(inputs)
+    model = add_lora(start_model(settings.model, tokenizer, sft.seed), settings.model.lora, sft.seed)
+    splits = {
+        split: given_completions(inputs, "demonstrations", split, ["completion"], tokenizer, chat, settings.compute)
+        for split in ("train", "validation")
+    }
+    steps = steps_for(sft.epochs, len(splits["train"]), sft.batch_size)
+    loop = TrainingLoop(make_accelerator(settings.compute), model, sft, steps, out, observer)
+    loop.run(SupervisedMethod(loop.model, splits["train"], splits["validation"], sft.batch_size, sft.seed))
+    save_model(merge_lora(loop.accelerator.unwrap_model(loop.model)), tokenizer, out / MODEL)
+    return {**loop.history()[-1], "train/rows": len(splits["train"])}

@@ -1,0 +1,141 @@
+"""RLOO's step against exact expectations: an enumerable policy, every pair of completions, float64."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from rloo_core.algorithms.rloo import Rloo
+from rloo_core.evaluation.assessment import reference_logprobs
+from rloo_core.rollout import Sampling
+from rloo_core.types import CompletionGroups
+from tests.rloo_core.tiny import BigramPolicy, tiny_neox
+
+PROMPT = [1]
+KL_COEF = 0.3
+LENGTH = 2
+
+
+def make_method(policy, reference, *, group_size=2, kl_coef=KL_COEF, penalty=0.0, reward=None, eos=0, **changes):
+    values = {
+        "policy": policy,
+        "reference": reference_logprobs(reference, 1.0) if kl_coef else None,
+        "reward": reward,
+        "prompts": [PROMPT],
+        "rows": [{"prompt": "p"}],
+        "sampling": Sampling(1.0, LENGTH, (eos,), 0, 10**6),
+        "prompts_per_step": 1,
+        "group_size": group_size,
+        "kl_coef": kl_coef,
+        "missing_eos_penalty": penalty,
+        "seed": 0,
+        "monitor": dict,
+    }
+    return Rloo(**(values | changes))
+
+
+def reward_of(completion):
+    return 1.0 + sum((i + 1) * token for i, token in enumerate(completion))
+
+
+def test_the_expected_gradient_is_that_of_the_kl_regularised_objective():
+    """E over all pairs of RLOO's gradient = gradient of E[r] - kl_coef * KL(pi || pi_ref), to 1e-10."""
+    policy, reference = BigramPolicy(3, seed=0), BigramPolicy(3, seed=1)
+    every = policy.completions(LENGTH)
+    objective = sum(
+        policy.logprob(PROMPT, y).exp()
+        * (reward_of(y) - KL_COEF * (policy.logprob(PROMPT, y) - reference.logprob(PROMPT, y).detach()))
+        for y in every
+    )
+    exact = torch.autograd.grad(objective, policy.table)[0]
+    method = make_method(policy, reference)
+    expected = torch.zeros_like(exact)
+    for pair in product(every, every):
+        probability = sum(policy.logprob(PROMPT, y) for y in pair).exp().item()
+        groups = CompletionGroups.from_ids([PROMPT], [list(pair)], pad_id=0)
+        rewards = torch.tensor([[reward_of(y) for y in pair]], dtype=torch.float64)
+        loss = method._micro_loss(groups, rewards, completions=2)
+        expected -= probability * torch.autograd.grad(loss, policy.table)[0]
+    assert_close(expected, exact, rtol=0, atol=1e-10)
+
+
+def test_kl_alone_pulls_towards_the_reference():
+    """With equal rewards what is left is -kl_coef * grad KL: the KL part keeps its own baseline and its sign."""
+    policy, reference = BigramPolicy(3, seed=0), BigramPolicy(3, seed=1)
+    every = policy.completions(LENGTH)
+    kl = sum(
+        policy.logprob(PROMPT, y).exp() * (policy.logprob(PROMPT, y) - reference.logprob(PROMPT, y).detach())
+        for y in every
+    )
+    exact = torch.autograd.grad(kl, policy.table)[0]
+    method = make_method(policy, reference)
+    total = torch.zeros_like(exact)
+    for pair in product(every, every):
+        probability = sum(policy.logprob(PROMPT, y) for y in pair).exp().item()
+        groups = CompletionGroups.from_ids([PROMPT], [list(pair)], pad_id=0)
+        loss = method._micro_loss(groups, torch.ones(1, 2, dtype=torch.float64), completions=2)
+        total += probability * torch.autograd.grad(loss, policy.table)[0]
+    assert_close(total, KL_COEF * exact, rtol=0, atol=1e-10)
+
+
+def test_the_first_step_starts_at_kl_zero_and_needs_no_ratio():
+    model, reference = tiny_neox(), tiny_neox()
+    method = make_method(
+        model, reference, reward=lambda groups, rows: torch.arange(4.0)[None], group_size=4, eos=1, prompts=[[5, 6]]
+    )
+    for update in method.updates(0):
+        for loss in update:
+            loss().backward()
+    metrics = method.metrics()
+    assert metrics["kl/mean"] == 0.0
+    assert metrics["reward/mean"] == 1.5
+    assert metrics["shaped_reward/mean"] == 1.5
+
+
+def test_without_kl_no_reference_is_asked():
+    method = make_method(tiny_neox(), None, kl_coef=0.0, reward=lambda g, rows: torch.ones(1, 2), eos=1)
+    for update in method.updates(0):
+        for loss in update:
+            loss()
+    assert "kl/mean" not in method.metrics()
+    assert method.metrics()["reward/zero_std_frac"] == 1.0
+
+
+def test_a_cut_off_completion_pays_exactly_the_penalty():
+    model = tiny_neox()
+    paid, free = (
+        make_method(model, model, penalty=p, reward=lambda g, rows: torch.zeros(1, 8), group_size=8, eos=1).rollout(0)
+        for p in (2.5, 0.0)
+    )
+    ended = torch.tensor([[ids[-1] == 1 for ids in paid[0].completion_lists()[0]]])
+    assert not ended.all()
+    assert_close(paid[1], free[1] - 2.5 * (~ended))
+
+
+def test_splitting_the_step_leaves_the_gradient():
+    gradients = []
+    for max_tokens in (10**6, 1):
+        model = tiny_neox().double()
+        method = make_method(
+            model, tiny_neox(seed=5).double(), group_size=4, eos=1, prompts=[[5, 6], [7], [8, 9, 10]], prompts_per_step=3,
+            rows=[{"prompt": "p"}] * 3, reward=lambda g, rows: g.completion_ids.double().sum(-1),
+            sampling=Sampling(1.0, 6, (1,), 0, max_tokens),
+        )  # fmt: skip
+        for update in method.updates(0):
+            assert len(update) == (1 if max_tokens > 1 else 3)
+            for loss in update:
+                loss().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert (gradients[0] - gradients[1]).norm() / gradients[0].norm() < 1e-9
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_step_depends_on_nothing_but_its_number(step):
+    def completions(first_steps):
+        method = make_method(tiny_neox(), None, kl_coef=0.0, reward=lambda g, rows: torch.zeros(1, 2), eos=1)
+        for earlier in first_steps:
+            method.rollout(earlier)
+        return method.rollout(step)[0].completion_lists()
+
+    assert completions([]) == completions([1, 2])

@@ -1,0 +1,31 @@
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rloo_core.batching import step_indices, token_budget_batches
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 4))
+def test_every_item_once_and_no_batch_over_the_budget(lengths, budget, rows_each):
+    batches = token_budget_batches(lengths, budget, rows_each)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        tokens = len(batch) * rows_each * max(lengths[i] for i in batch)
+        assert tokens <= budget or len(batch) == 1
+
+
+@given(st.integers(1, 9), st.integers(1, 12))
+def test_each_epoch_sees_every_item_once(count, batch_size):
+    steps = count  # count * batch_size items: whole epochs, batch_size of them
+    seen = [i for step in range(steps) for i in step_indices(step, batch_size, count, 0, "order")]
+    assert set(Counter(seen).values()) == {batch_size}
+    for epoch in range(batch_size):
+        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_the_order_depends_on_seed_purpose_and_epoch():
+    orders = {
+        tuple(step_indices(step, 20, 20, seed, purpose)) for step in (0, 1) for seed in (0, 1) for purpose in ("a", "b")
+    }
+    assert len(orders) == 8
