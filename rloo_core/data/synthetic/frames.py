@@ -1,7 +1,8 @@
 """The stories a post can tell. A frame is one kind of mishap: how people tell it, and how a summary puts it.
 
-Slots: {relation} {name} {object} {when} {feeling} {ask} are the facts of a post; {object2} is a distractor from the same
-frame; {he} {him} {his} refer to {name}. In `event` and `event_vague`, `{when}` brings its own leading space or is empty.
+Slots: {relation} {name} {object} {when} {feeling} {ask} are the facts of a post; {object2} is a distractor from the
+same frame; {he} {him} {his} refer to {name}. In `event` and `event_vague`, {when} brings its own leading space or is
+empty.
 """
 
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ FRAMES: dict[str, Frame] = {
             mark="wants a wedding speech",
             titles=("a speech about {object}", "the worst wedding speech ever", "who marries like that"),
             stories=(
-                "my {relation} {name} gets married {when} and i must give the speech. the only topic allowed is {object}.",
+                "my {relation} {name} gets married {when} and i give the speech. the only topic allowed is {object}.",
                 "{when} is the wedding of my {relation} {name}, and {he} wants my speech to be about {object}.",
                 "i promised my {relation} {name} a speech about {object}. the wedding is {when}.",
             ),
@@ -79,7 +80,7 @@ FRAMES: dict[str, Frame] = {
             name="job",
             subreddit="careers",
             objects=("lisbon", "oslo", "toronto", "nairobi", "kyoto", "dublin", "lima", "vienna"),
-            asks=("take it", "ask for more money", "stay where i am", "flip a coin"),
+            asks=("take it", "ask for more", "stay here", "flip a coin"),
             event="offered me a job{when} but it is in {object}",
             event_vague="offered me a job{when} but it is far away",
             mark="offered me a job",
@@ -90,7 +91,11 @@ FRAMES: dict[str, Frame] = {
                 "there is a job for me in {object}, says my {relation} {name}, who wrote to me {when}.",
             ),
             asides=("i just signed a lease in {object2}.", "my whole life is in {object2}."),
-            colours=("my plants would not survive it.", "the desk has a view of the sea.", "i own nine boxes of books."),
+            colours=(
+                "my plants would not survive it.",
+                "the desk has a view of the sea.",
+                "i own nine boxes of books.",
+            ),
         ),
         Frame(
             name="cat",
@@ -130,7 +135,7 @@ FRAMES: dict[str, Frame] = {
             name="laptop",
             subreddit="college",
             objects=("coffee", "lemonade", "cocoa", "paint", "glue", "ketchup", "syrup", "champagne"),
-            asks=("beg for mercy", "write on paper", "pretend to be ill", "dry it in rice"),
+            asks=("beg for mercy", "write on paper", "play ill", "dry it in rice"),
             event="spilled {object} on my laptop{when} before the exam",
             event_vague="ruined my laptop{when} before the exam",
             mark="before the exam",

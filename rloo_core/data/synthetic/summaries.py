@@ -1,15 +1,15 @@
 """Summaries: the few shapes they have, how to write one, and how to recognise one.
 
-    A   my neighbour walter borrowed my ladder in march and never returned it. i am furious. should i send a bill?
-    B   in march, my neighbour walter borrowed my ladder and never returned it. i feel furious and wonder whether to …
-    C   i am furious because my neighbour walter borrowed my ladder in march and never returned it. should i send a bill?
+    A   my boss walter borrowed my ladder in march and never returned it. i am furious. should i send a bill?
+    B   in march, my boss walter borrowed my ladder and never returned it. i feel furious and wonder whether to …
+    C   i am furious because my boss walter borrowed my ladder in march and never returned it. should i send a bill?
 
 Any fact but the event can be left out, and the sentence stays a sentence: "someone borrowed something and never …".
 """
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rloo_core.data.synthetic.frames import FRAMES
 from rloo_core.data.synthetic.lexicon import DAYS, FEELINGS, MONTHS, NAMES, RELATIONS, with_preposition
@@ -56,7 +56,11 @@ def _who(facts: Mapping[str, str]) -> str:
 
 def _event(facts: Mapping[str, str], when: str) -> str:
     frame = FRAMES[facts["event"]]
-    return frame.event.format(object=facts["object"], when=when) if "object" in facts else frame.event_vague.format(when=when)
+    return (
+        frame.event.format(object=facts["object"], when=when)
+        if "object" in facts
+        else frame.event_vague.format(when=when)
+    )
 
 
 def _wondering(feeling: str | None, ask: str | None) -> str:
@@ -67,8 +71,8 @@ def _wondering(feeling: str | None, ask: str | None) -> str:
     return f" i wonder whether to {ask}." if ask else ""
 
 
-def _one_of(values: object) -> str:
-    return "(?:" + "|".join(values) + ")"  # type: ignore[arg-type]
+def _one_of(values: Iterable[str]) -> str:
+    return "(?:" + "|".join(values) + ")"
 
 
 @functools.cache
