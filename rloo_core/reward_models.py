@@ -120,7 +120,6 @@ def score_completions(model: nn.Module, groups: CompletionGroups, max_tokens: in
         Shape [P, K], on the CPU, reward units.
     """
     device = next(model.parameters()).device
-    rewards = torch.empty(groups.completion_ids.shape[:2])
-    for batch in token_budget_batches(groups.row_lengths().tolist(), max_tokens, groups.group_size):
-        rewards[batch] = model(groups.select(batch).to(device)).cpu()
-    return rewards
+    batches = token_budget_batches(groups.row_lengths().tolist(), max_tokens, groups.group_size)
+    rewards = torch.cat([model(groups.select(batch).to(device)).cpu() for batch in batches])
+    return rewards[torch.tensor([index for batch in batches for index in batch]).argsort()]

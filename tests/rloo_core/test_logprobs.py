@@ -13,7 +13,7 @@ COMPLETIONS = [[[8, 9, 1], [10, 1]], [[11, 12, 13, 14, 1], [1]]]
 def one_by_one(model, prompt, completion, temperature):
     """Straight from the definition: no padding, no batch, logits of all positions."""
     logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-    return (logits.float() / temperature).log_softmax(-1)
+    return (logits / temperature).log_softmax(-1)
 
 
 @pytest.mark.parametrize("make_model", [tiny_neox, tiny_llama])

@@ -57,13 +57,13 @@ def test_batches_give_what_one_batch_gives(sft_directory):
 
 
 def test_the_head_starts_small_and_seeded(sft_directory):
-    first, again, other = (
-        new_reward_model(sft_directory, tiny_tokenizer(), seed).classifier.score.weight for seed in (0, 0, 1)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert first.shape == (1, 16)
-    draws = torch.cat([new_reward_model(sft_directory, tiny_tokenizer(), s).classifier.score.weight for s in range(40)])
+    def head(seed):
+        return new_reward_model(sft_directory, tiny_tokenizer(), seed).classifier.score.weight
+
+    assert torch.equal(head(0), head(0))
+    assert not torch.equal(head(0), head(1))
+    assert head(0).shape == (1, 16)
+    draws = torch.cat([head(seed) for seed in range(40)])
     assert abs(draws.std().item() - 1 / math.sqrt(17)) < 0.02
 
 

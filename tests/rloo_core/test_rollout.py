@@ -24,9 +24,8 @@ def test_greedy_of_a_ragged_batch_equals_generate_one_by_one(make_model):
     model = make_model()
     groups = sample_completions(model, PROMPTS, 2, sampling(temperature=0.0), uniforms(8))
     for prompt, group in zip(PROMPTS, groups.completion_lists(), strict=True):
-        expected = model.generate(
-            torch.tensor([prompt]), do_sample=False, max_new_tokens=8, eos_token_id=EOS, pad_token_id=PAD
-        )
+        options = {"max_new_tokens": 8, "eos_token_id": EOS, "pad_token_id": PAD}
+        expected = model.generate(torch.tensor([prompt]), do_sample=False, **options)
         assert group[0] == group[1] == expected[0, len(prompt) :].tolist()
 
 

@@ -118,7 +118,8 @@ def test_splitting_the_step_leaves_the_gradient():
     for max_tokens in (10**6, 1):
         model = tiny_neox().double()
         method = make_method(
-            model, tiny_neox(seed=5).double(), group_size=4, eos=1, prompts=[[5, 6], [7], [8, 9, 10]], prompts_per_step=3,
+            model, tiny_neox(seed=5).double(), group_size=4, eos=1, prompts=[[5, 6], [7], [8, 9, 10]],
+            prompts_per_step=3,
             rows=[{"prompt": "p"}] * 3, reward=lambda g, rows: g.completion_ids.double().sum(-1),
             sampling=Sampling(1.0, 6, (1,), 0, max_tokens),
         )  # fmt: skip
