@@ -82,9 +82,17 @@ def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     for dotted in ("paths.root", *LOCAL_PATHS):
         section, key = dotted.split(".")
         path = values[section][key]
-        if not isinstance(path, str) or not path:
-            continue
-        local = Path(path).expanduser()
-        if dotted == "paths.root" or local.exists():
-            values[section][key] = str(local.resolve())
+        if dotted == "paths.root" and isinstance(path, str) and path:
+            values[section][key] = str(Path(path).expanduser().resolve())
+        elif isinstance(path, str):
+            values[section][key] = ",".join(map(_absolute, path.split(","))) if not _exists(path) else _absolute(path)
     return values
+
+
+def _absolute(path: str) -> str:
+    """The path, absolute where it exists; hub ids stay as they are."""
+    return str(Path(path.strip()).expanduser().resolve()) if _exists(path) else path
+
+
+def _exists(path: str) -> bool:
+    return bool(path.strip()) and Path(path.strip()).expanduser().exists()

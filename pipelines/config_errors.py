@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 PER_UPDATE_BATCHES = "algorithm.rollout_batch_size (completions a step), sft.batch_size or reward_model.batch_size"
 BY_BATCH_TOKENS = "compute.max_tokens_per_batch: batches are cut by tokens, the result does not depend on it"
 
+EVERYTHING = "; `rloo config` prints them all"
+
 # Names from TRL, OpenRLHF, verl and LLaMA-Factory, and what they are called here. A value that is a key (or the end of
 # one) is looked up among the known keys; anything else is an explanation.
 OLD_NAMES: Mapping[str, str] = {
@@ -100,7 +102,7 @@ def unknown_key(key: str, known: Collection[str], groups: Collection[str] = ()) 
     if same_name:
         return f"there is no setting {key}; did you mean {listed(same_name)}?"
     return (
-        f"there is no setting {key}{nearest(key, known if section else [*groups, *known]) or _within(section, known)}"
+        f"there is no setting {key}{_in_section(section, leaf, known) or nearest(key, [*groups, *known]) or EVERYTHING}"
     )
 
 
@@ -114,6 +116,10 @@ def _ending_in(name: str, known: Collection[str]) -> list[str]:
     return [key for key in known if key == name or key.endswith(f".{name}")]
 
 
-def _within(section: str, known: Collection[str]) -> str:
+def _in_section(section: str, leaf: str, known: Collection[str]) -> str:
+    """The nearest setting of that section, or all it has; nothing where there is no such section."""
     names = [key.removeprefix(f"{section}.") for key in known if section and key.startswith(f"{section}.")]
-    return f"; {section} has {listed(names, 'and')}" if names else "; `rloo config` prints them all"
+    if not names:
+        return ""
+    close = difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)
+    return f"; did you mean {section}.{close[0]}?" if close else f"; {section} has {listed(names, 'and')}"

@@ -109,7 +109,7 @@ def _unsupported(override: Override) -> str | None:
     if key.split("/")[0].split(".")[0] == "hydra":
         return f"{text}: Hydra only composes here, its own settings have no effect; everything is kept below paths.root"
     if override.is_sweep_override():
-        return f"{text}: one run takes one value; sweeps ({key}=a,b) are not run here. A list is written [a,b]"
+        return f"{text}: one run takes one value; sweeps are not run here. Text with a comma is quoted: '{key}=\"a,b\"'"
     if override.value() == "" and not text.rstrip().endswith(('""', "''")):
         return f"{text} has no value; write {key}=null for none"
     return None

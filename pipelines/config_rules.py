@@ -8,8 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipelines.code_digest import module_file, on_path
 from pipelines.config_errors import listed
 from pipelines.config_overrides import known_keys, sections
+from rloo_core.data.files import data_entries
+from rloo_core.settings import DataSettings
 
 Values = Mapping[str, Any]  # settings by dotted name
 
@@ -106,7 +109,7 @@ def _from_scratch(v: Values) -> bool:
 
 
 def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or re.search(r"\.(jsonl?|csv|parquet)(\.gz)?$", path) is not None
+    return path.startswith((".", "/", "~"))
 
 
 @rule("algorithm.name", "algorithm.group_size")
@@ -158,6 +161,14 @@ def _rows_from_somewhere(v: Values) -> str | None:
         return None if path is None else f"data.path={path}, but data.source=synthetic reads no files; set data=tables"
     if path is None:
         return f"data.path=null, but data.source={source} needs a file, a directory or a hub id; set data.path=..."
+    return _unreadable(source, path)
+
+
+def _unreadable(source: str, path: str) -> str | None:
+    try:
+        data_entries(DataSettings.model_construct(source=source, path=path))
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -259,10 +270,17 @@ def _heads_share_the_width(v: Values) -> str | None:
 @rule("algorithm.reward_function")
 def _function_of_a_module(v: Values) -> str | None:
     function = v["algorithm.reward_function"]
-    if function is None or re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", function):
+    if function is None:
+        return None
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", function):
+        example = "my_rewards:short_and_polite"
+        return f"algorithm.reward_function={function}, but it must look like module:function, e.g. {example}"
+    module = function.partition(":")[0]
+    if module_file(module, on_path(module.partition(".")[0])) is not None:
         return None
     return (
-        f"algorithm.reward_function={function}, but it must look like module:function, e.g. my_rewards:short_and_polite"
+        f"algorithm.reward_function={function}: no module {module}; it is looked for where the command is typed and "
+        f"among the installed packages"
     )
 
 
@@ -293,5 +311,5 @@ def _existing(key: str) -> Callable[[Values], str | None]:
     return check
 
 
-for _path in ("data.path", "model.path", "reward_model.path"):
+for _path in ("model.path", "reward_model.path"):
     rule(_path)(_existing(_path))

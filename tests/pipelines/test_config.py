@@ -31,7 +31,7 @@ def problem(*overrides: str) -> str:
 def test_every_experiment_composes_and_validates(experiment, tmp_path):
     overrides = [f"experiment={experiment}"]
     if experiment in ("hh_stories", "hh_smollm2"):
-        overrides.append(f"data.path={tmp_path}")
+        overrides.append("data.path=owner/rows")
     if experiment == "hh_stories":
         overrides.append(f"model.path={tmp_path}")
     assert load_settings(overrides).name == experiment
@@ -45,7 +45,7 @@ def test_every_file_of_conf_can_be_chosen(group, option, tmp_path):
     if group == "model":
         overrides = [f"{group}={option}", *([f"model.path={tmp_path}"] if option == "pretrained" else [])]
     if (group == "data" and option != "synthetic") or option.startswith("hh_"):
-        overrides.append(f"data.path={tmp_path}")
+        overrides.append("data.path=owner/rows")
     if option == "hh_smollm2":
         overrides.append("model.gguf_package=null")
     assert isinstance(load_settings(overrides), ExperimentSettings)
@@ -85,11 +85,14 @@ def test_evaluation_samples_as_training_did():
 
 def test_relative_paths_start_where_the_command_is_typed(tmp_path, monkeypatch):
     (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text("{}")
     monkeypatch.chdir(tmp_path)
     settings = load_settings(["data=hh", "data.path=rows", "model.path=owner/name"])
     assert settings.paths.root == str(tmp_path / "runs")
     assert settings.data.path == str(tmp_path / "rows")
     assert settings.model.path == "owner/name"
+    both = load_settings(["data=hh", 'data.path="rows,owner/name"', "model.path=owner/name"])
+    assert both.data.path == f"{tmp_path / 'rows'},owner/name"
     assert load_settings(["paths.root=~/elsewhere"]).paths.root == str(Path.home() / "elsewhere")
 
 
@@ -190,6 +193,12 @@ def test_real_data_needs_a_path_and_a_model(source):
         f"model.path=null, but a model from nothing only learns data.source=synthetic, not {source}"
     )
     assert path.startswith(f"data.path=null, but data.source={source} needs a file, a directory or a hub id")
+
+
+def test_data_that_cannot_be_read_is_told_before_any_work(tmp_path):
+    model = "model.path=owner/model"
+    assert problem("data=hh", "data.path=./nowhere", model).startswith("data.path=./nowhere does not exist")
+    assert "holds nothing readable" in problem("data=hh", f"data.path={tmp_path}", model)
 
 
 def test_the_gold_judge_needs_the_synthetic_task():

@@ -1,0 +1,68 @@
+"""SHA-256 of files, remembered by path, size and time of change, so that large ones are read once."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+SMALL = 1 << 20  # bytes; smaller files are hashed every time, so that no clock's resolution matters for them
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_text(text: str) -> str:
+    """SHA-256 of a text in UTF-8, as hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is there completely or not at all, even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(name).replace(path)
+    fsync_directory(path.parent)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class DigestCache:
+    """Digests of large files, kept in one JSON file below the run root. A lost or damaged file only costs time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "sha256.json"
+
+    def sha256(self, path: Path) -> str:
+        """SHA-256 of the file, from memory where path, size and time of change are those of last time."""
+        state = path.stat()
+        if state.st_size < SMALL:
+            return sha256_of(path)
+        key, stamp = str(path.resolve()), [state.st_size, state.st_mtime_ns]
+        known = self._read().get(key)
+        if known is not None and known[:2] == stamp:
+            return str(known[2])
+        digest = sha256_of(path)
+        write_atomically(self._file, json.dumps(self._read() | {key: [*stamp, digest]}, indent=0))
+        return digest
+
+    def _read(self) -> dict[str, list[object]]:
+        try:
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}

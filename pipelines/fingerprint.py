@@ -1,0 +1,199 @@
+"""What a stage's result depends on, and the hash of it. Two runs with the same fingerprint make the same numbers.
+
+settings   the stage's validated settings, less those in NO_EFFECT and those that another setting switches off
+inputs     digest of what each earlier stage left: its bytes, not its settings
+files      bytes of local data and model files
+code       the modules the stage's code reaches, and a reward function's
+libraries  versions of those that decide numbers; Python's, the machine's
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pipelines.code_digest import code_digests, core_packages, on_path
+from pipelines.digests import DigestCache, sha256_of_text
+from rloo_core.data.files import data_files
+from rloo_core.settings import ComputeSettings, ExperimentSettings
+from rloo_core.stages import Stage
+
+LENGTH = 32  # hex digits; 128 bits, and short enough for MLflow's identifiers
+LIBRARIES = ("torch", "transformers", "tokenizers", "accelerate", "peft", "numpy", "datasets", "safetensors")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+# Settings of a stage's sections that cannot change its numbers, by their last name.
+NO_EFFECT = frozenset({"checkpoint_every", "checkpoint_minutes", "keep_checkpoints"})
+
+
+@dataclass(frozen=True)
+class SwitchedOff:
+    """Settings (by the beginning of their dotted names) that have no effect on a stage while `when` holds."""
+
+    names: tuple[str, ...]
+    when: Callable[[Stage, ExperimentSettings], bool]
+
+
+def _local(path: str | None) -> bool:
+    return path is not None and Path(path).exists()
+
+
+SWITCHED_OFF = (
+    # The data stage tokenises: of the model it reads the tokenizer alone.
+    SwitchedOff(("model.scratch.", "model.lora."), lambda stage, _: stage.name == "data"),
+    SwitchedOff(("model.scratch.",), lambda _, s: s.model.path is not None or s.model.gguf_package is not None),
+    SwitchedOff(("model.lora.alpha", "model.lora.target_modules"), lambda _, s: s.model.lora.rank == 0),
+    SwitchedOff(("data.synthetic.",), lambda _, s: s.data.source != "synthetic"),
+    SwitchedOff(
+        ("data.validation_fraction", "data.test_fraction", "data.max_rows"), lambda _, s: s.data.source == "synthetic"
+    ),
+    # Where local files lie does not matter: their bytes are in the fingerprint.
+    SwitchedOff(("data.path",), lambda _, s: s.data.source != "synthetic" and bool(data_files(s.data))),
+    SwitchedOff(("model.path",), lambda _, s: _local(s.model.path)),
+    SwitchedOff(("reward_model.path",), lambda _, s: _local(s.reward_model.path)),
+    # Two names of one device.
+    SwitchedOff(("compute.device",), lambda _, s: True),
+)
+
+Parts = dict[str, object]  # flat: "settings/sft.epochs", "inputs/data", "files/...", "code/...", "libraries/torch"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The hash, and the parts it was made from, so that a difference can be explained."""
+
+    hex: str
+    parts: Parts
+
+    def __str__(self) -> str:
+        return self.hex
+
+
+def stage_fingerprint(
+    stage: Stage, settings: ExperimentSettings, input_digests: Mapping[str, str], cache_dir: Path | None = None
+) -> Fingerprint:
+    """Fingerprint of what a stage would produce.
+
+    Args:
+        stage: One of `rloo_core.stages.STAGES`.
+        settings: Of the whole run.
+        input_digests: Digest of the outputs of each stage in `stage.inputs`.
+        cache_dir: Where digests of large files are remembered; `<paths.root>/cache` by default.
+
+    Raises:
+        ValueError: If an input's digest is missing, or a data file cannot be found.
+    """
+    missing = [name for name in stage.inputs if name not in input_digests]
+    if missing:
+        raise ValueError(f"the fingerprint of {stage.name} needs the digests of {stage.inputs}; missing: {missing}")
+    parts = own_parts(stage, settings, cache_dir) | {f"inputs/{name}": input_digests[name] for name in stage.inputs}
+    return Fingerprint(sha256_of_text(json.dumps(parts, sort_keys=True, allow_nan=False))[:LENGTH], parts)
+
+
+def own_parts(stage: Stage, settings: ExperimentSettings, cache_dir: Path | None = None) -> Parts:
+    """Everything but the inputs: what is known before earlier stages have run."""
+    cache = DigestCache(cache_dir or Path(settings.paths.root) / "cache")
+    return {
+        **_prefixed("settings", _settings(stage, settings)),
+        **_prefixed("files", {name: cache.sha256(path) for name, path in _files(stage, settings).items()}),
+        **_prefixed("code", _code(stage, settings)),
+        **_prefixed("libraries", _libraries(settings)),
+        **_prefixed("machine", _machine(stage, settings)),
+    }
+
+
+def _prefixed(kind: str, values: Mapping[str, object]) -> Parts:
+    return {f"{kind}/{name}": value for name, value in values.items()}
+
+
+def _settings(stage: Stage, settings: ExperimentSettings) -> dict[str, object]:
+    off = tuple(name for switch in SWITCHED_OFF if switch.when(stage, settings) for name in switch.names)
+    flat = _flatten(stage.settings(settings).model_dump(mode="json"))
+    return {
+        name: value
+        for name, value in flat.items()
+        if name.rpartition(".")[2] not in NO_EFFECT and not (off and name.startswith(off))
+    }
+
+
+def _flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _files(stage: Stage, settings: ExperimentSettings) -> dict[str, Path]:
+    """Local files that the stage reads, by names that do not say where they lie."""
+    sections = stage.settings_type.model_fields
+    found: dict[str, Path] = {}
+    if "data" in sections and settings.data.source != "synthetic":
+        found |= _named("data", data_files(settings.data))
+    if stage.name in ("data", "sft") and settings.model.path is not None:
+        weights = stage.name != "data"
+        found |= {f"model/{n}": p for n, p in _tree(settings.model.path).items() if weights or p.suffix not in WEIGHTS}
+    if "reward_model" in sections and settings.reward_model.path is not None:
+        found |= {f"reward_model/{name}": path for name, path in _tree(settings.reward_model.path).items()}
+    return found
+
+
+def _named(kind: str, files: list[Path]) -> dict[str, Path]:
+    if not files:
+        return {}
+    common = Path(os.path.commonpath([file.parent for file in files]))
+    return {f"{kind}/{file.relative_to(common).as_posix()}": file for file in files}
+
+
+def _tree(path: str) -> dict[str, Path]:
+    """Files below a local directory by relative name; none for a hub id."""
+    root = Path(path)
+    if root.is_file():
+        return {root.name: root}
+    visible = (file for file in sorted(root.rglob("*")) if file.is_file())
+    names = {file.relative_to(root).as_posix(): file for file in visible}
+    return {name: file for name, file in names.items() if not any(part.startswith(".") for part in name.split("/"))}
+
+
+def _code(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
+    code = code_digests(stage.module, core_packages())
+    function = settings.algorithm.reward_function if "algorithm" in stage.settings_type.model_fields else None
+    if function is not None:
+        module = function.partition(":")[0]
+        code |= code_digests(module, on_path(module.partition(".")[0]))
+    return code
+
+
+def _libraries(settings: ExperimentSettings) -> dict[str, str]:
+    package = settings.model.gguf_package
+    names = [*LIBRARIES, *([package, "gguf"] if package else [])]
+    return {name: installed(name) for name in names} | {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+
+
+@cache
+def installed(distribution: str) -> str:
+    """Version of an installed distribution, or "not installed"."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _machine(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
+    machine = {"architecture": platform.machine()}
+    if "compute" in stage.settings_type.model_fields:
+        machine["device"] = resolved_device(settings.compute)
+    return machine
+
+
+def resolved_device(compute: ComputeSettings) -> str:
+    """What `device=auto` will choose, guessed without importing torch: cuda where torch and the machine have it."""
+    if compute.device != "auto":
+        return compute.device
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    driver = Path("/proc/driver/nvidia/version").exists()
+    return "cuda" if driver and not hidden and not installed("torch").endswith("+cpu") else "cpu"
