@@ -170,15 +170,16 @@ def eos_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any | N
 def _encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Tokens of the text behind what the tokenizer puts before any text; a BOS written in the text is not doubled."""
     ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    before = _leading_special_ids(tokenizer)
-    return ids if before and ids[: len(before)] == before else before + ids
+    before = _leading_special_ids(tokenizer, ids, text)
+    return ids if ids[: len(before)] == before else before + ids
 
 
-def _leading_special_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that the tokenizer's own policy puts before a text."""
-    plain = list(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
-    full = list(tokenizer(PROBE)["input_ids"])
-    starts = (start for start in range(len(full) - len(plain) + 1) if full[start : start + len(plain)] == plain)
+def _leading_special_ids(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str) -> list[int]:
+    """What the tokenizer's own policy puts before a text whose tokens are `ids`; what it puts behind is left out."""
+    if not ids:
+        text, ids = PROBE, list(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+    full = list(tokenizer(text, verbose=False)["input_ids"])
+    starts = (start for start in range(len(full) - len(ids) + 1) if full[start : start + len(ids)] == ids)
     return full[: next(starts, 0)]
 
 

@@ -65,7 +65,7 @@ def in_one_form(records: Sequence[Record], messages: bool, dropped: DroppedRows,
         try:
             kept.append(record.with_row(_as_messages(record)) if isinstance(record.row["prompt"], str) else record)
         except UnusableRowError as reason:
-            dropped.add(record.table, record.split, str(reason), record.where)
+            dropped.add(record.table, None, str(reason), record.where)
     return kept
 
 
@@ -114,10 +114,9 @@ def _check_not_empty(
 
 def _nothing_left(table: str, split: str, settings: DataSettings, dropped: DroppedRows) -> str:
     """What a person needs to know where a table came out empty."""
-    counts: dict[str, int] = {}
-    for (of, _, reason), count in dropped.counts.items():
-        if of == table or not any(other == table for other, _, _ in dropped.counts):
-            counts[reason] = counts.get(reason, 0) + count
+    by_reason = dropped.by_reason()
+    own = {reason: tables[table] for reason, tables in by_reason.items() if table in tables}
+    counts = own or {reason: sum(tables.values()) for reason, tables in by_reason.items()}
     listed = ", ".join(f"{count} × {reason}" for reason, count in sorted(counts.items(), key=lambda item: -item[1]))
     worst = max(counts, key=lambda reason: counts[reason], default="")
     setting = next(

@@ -84,12 +84,20 @@ class DroppedRows:
             for key, count in sorted(self.counts.items())
         ]
 
+    def by_reason(self) -> dict[str, dict[str, int]]:
+        """Counts by reason and table, over all splits."""
+        summed: dict[str, dict[str, int]] = {}
+        for (table, _, reason), count in sorted(self.counts.items()):
+            tables = summed.setdefault(reason, {})
+            tables[table] = tables.get(table, 0) + count
+        return summed
+
     def sentences(self) -> Iterator[str]:
-        """One line for a person for each kind."""
-        for row in self.rows():
-            yield (
-                f"{row['table']} ({row['split']}): {row['rows']} rows dropped: {row['reason']} (first: {row['first']})"
-            )
+        """One line for a person for each reason, with the place of the first such row."""
+        for reason, tables in sorted(self.by_reason().items()):
+            first = next(place for (_, _, other), place in sorted(self.first.items()) if other == reason)
+            listed = ", ".join(f"{count} {table}" for table, count in tables.items())
+            yield f"dropped, {reason}: {listed} (first: {first})"
 
 
 def prompt_key(prompt: Prompt) -> str:

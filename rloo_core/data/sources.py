@@ -88,7 +88,7 @@ def _parsed(parser: Parser, table: str, rows: Sequence[SourceRow], dropped: Drop
                 raise UnusableRowError(row.problem)
             kept.append(parser.parse(row, table))
         except UnusableRowError as reason:
-            dropped.add(table, row.split, str(reason), row.where)
+            dropped.add(table, None, str(reason), row.where)
     return kept
 
 
