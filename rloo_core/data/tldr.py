@@ -27,7 +27,7 @@ def table_of(columns: Set[str]) -> str | None:
     posts = {"post", "title", "subreddit", "summary"} <= columns
     if posts or ("prompt" in columns and columns & {"completion", "label"}):
         return "demonstrations"
-    return "rating" if {"info", "summary"} <= columns else None
+    return "ratings" if {"info", "summary"} <= columns else None
 
 
 def parse(source: SourceRow, table: str) -> Record:
