@@ -196,16 +196,19 @@ def _settings(overrides: list[str] | None) -> "ExperimentSettings":
 
 
 def _refuse_unknown_options(overrides: list[str]) -> None:
-    known = ("--only", "--from", "--until", "--force", "--no-prefect", "--json", "--verify", "--port", "--help")
-    wrong = [text for text in overrides if text.startswith("-")]
-    problems = [
-        f"{text}: settings have no dashes: {text.lstrip('-')}"
-        if "." in text.partition("=")[0]
-        else f"{text} is no option of this command{nearest(text.partition('=')[0], known) or '; see --help'}"
-        for text in wrong
-    ]
+    problems = [_unknown_option(text) for text in overrides if text.startswith("-")]
     if problems:
         raise ConfigError(problems)
+
+
+def _unknown_option(text: str) -> str:
+    from pipelines.config_overrides import group_options, known_keys
+
+    name = text.partition("=")[0].lstrip("-")
+    if name in known_keys() or name in group_options():
+        return f"{text}: settings have no dashes: {text.lstrip('-') if '=' in text else name + '=...'}"
+    options = ("--only", "--from", "--until", "--force", "--no-prefect", "--json", "--verify", "--port", "--help")
+    return f"{text} is no option of this command{nearest(f'--{name}', options) or '; see --help'}"
 
 
 def _selection(

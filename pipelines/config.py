@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import check_overrides
-from pipelines.config_rules import broken_rules, flatten, validation_problems
+from pipelines.config_rules import broken_rules
+from pipelines.config_validation import flatten, validation_problems
 from rloo_core.settings import ExperimentSettings
 
 LOCAL_PATHS = ("data.path", "model.path", "reward_model.path")  # directories and files, where they are not hub ids

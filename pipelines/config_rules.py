@@ -1,4 +1,4 @@
-"""Wrong values and impossible combinations, each as one sentence that names the key and the way out."""
+"""Settings that do not go together, each combination as one sentence that names the key and the way out."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -6,75 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from pipelines.code_digest import module_file, on_path
-from pipelines.config_errors import listed
-from pipelines.config_overrides import known_keys, sections
 from rloo_core.data.files import data_entries
 from rloo_core.settings import DataSettings
 
 Values = Mapping[str, Any]  # settings by dotted name
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
-def shown(value: object) -> str:
-    """A value as it is written in an override."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def validation_problems(error: ValidationError) -> dict[str, str]:
-    """One sentence a wrong setting, by its dotted name."""
-    expected: dict[str, list[str]] = {}
-    came: dict[str, object] = {}
-    for detail in error.errors():
-        key = _key(detail["loc"])
-        expected.setdefault(key, []).append(_expectation(detail["type"], detail.get("ctx", {}), detail["msg"]))
-        came.setdefault(key, detail["input"])
-    return {key: _sentence(key, came[key], wanted) for key, wanted in expected.items()}
-
-
-def _key(location: tuple[int | str, ...]) -> str:
-    """The setting's name; pydantic appends the branch of a union and the index in a list."""
-    names = [str(part) for part in location]
-    while len(names) > 1 and ".".join(names) not in {*known_keys(), *sections()}:
-        names.pop()
-    return ".".join(names)
-
-
-def _sentence(key: str, value: object, expected: list[str]) -> str:
-    quoting = f"; quote it: '{key}=\"{value}\"'" if expected == ["text"] and value is not None else ""
-    return f"{key}={shown(value)}, but it must be {listed(dict.fromkeys(expected))}{quoting}"
-
-
-def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
-    phrases: dict[str, Callable[[], str]] = {
-        "int_type": lambda: "a whole number",
-        "int_from_float": lambda: "a whole number",
-        "float_type": lambda: "a number",
-        "finite_number": lambda: "a finite number",
-        "bool_type": lambda: "true or false",
-        "string_type": lambda: "text",
-        "tuple_type": lambda: "a list such as [a,b]",
-        "literal_error": lambda: context["expected"].replace("'", ""),
-        "greater_than": lambda: f"above {context['gt']:g}",
-        "greater_than_equal": lambda: f"at least {context['ge']:g}",
-        "less_than": lambda: f"below {context['lt']:g}",
-        "less_than_equal": lambda: f"at most {context['le']:g}",
-        "missing": lambda: "given",
-        "extra_forbidden": lambda: "left out: there is no such setting",
-        "model_type": lambda: "a section with settings",
-    }
-    return phrases[kind]() if kind in phrases else message
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipelines.code_digest import code_digests, core_packages, on_path
+from pipelines.config_validation import flatten
 from pipelines.digests import DigestCache, sha256_of_text
 from rloo_core.data.files import data_files
 from rloo_core.settings import ComputeSettings, ExperimentSettings
@@ -113,19 +114,12 @@ def _prefixed(kind: str, values: Mapping[str, object]) -> Parts:
 
 def _settings(stage: Stage, settings: ExperimentSettings) -> dict[str, object]:
     off = tuple(name for switch in SWITCHED_OFF if switch.when(stage, settings) for name in switch.names)
-    flat = _flatten(stage.settings(settings).model_dump(mode="json"))
+    flat = flatten(stage.settings(settings).model_dump(mode="json"))
     return {
         name: value
         for name, value in flat.items()
         if name.rpartition(".")[2] not in NO_EFFECT and not (off and name.startswith(off))
     }
-
-
-def _flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _files(stage: Stage, settings: ExperimentSettings) -> dict[str, Path]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipelines.config_errors import ConfigError, listed, nearest
+from pipelines.config_validation import shown
 from pipelines.fingerprint import Parts, own_parts, stage_fingerprint
 from pipelines.store import Manifest, Store
 from rloo_core.settings import ExperimentSettings
@@ -208,12 +209,7 @@ def _in_words(part: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
 
 
 def _shown(parts: Mapping[str, Any], part: str) -> str:
-    if part not in parts:
-        return "(none)"
-    value = parts[part]
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return shown(parts[part]) if part in parts else "(none)"
 
 
 def _finished(manifest: Manifest) -> str:
