@@ -60,15 +60,17 @@ def code_digests(module: str, packages: Mapping[str, Path]) -> dict[str, str]:
     if module_file(module, packages) is None:
         raise ValueError(f"expected a module in {', '.join(packages)}, got {module}: no such file")
     reached: dict[str, str] = {}
-    waiting = _with_parents(module)
+    seen: set[str] = set()
+    waiting = set(_with_parents(module))
     while waiting:
         name = waiting.pop()
+        seen.add(name)
         source = module_file(name, packages)
-        if name in reached or source is None:
+        if source is None:  # a name inside a module, or somebody else's module
             continue
         state = source.stat()
         reached[name], imports = _read(source, name, state.st_size, state.st_mtime_ns)
-        waiting += [parent for imported in imports for parent in _with_parents(imported)]
+        waiting |= {parent for imported in imports for parent in _with_parents(imported)} - seen
     return {name: digest for name, digest in sorted(reached.items()) if name not in WITHOUT_EFFECT}
 
 

@@ -170,7 +170,7 @@ def test_code_reaches_what_is_imported_and_no_more(tmp_path):
         lazy="from .relative import x",
         relative="x = 1",
         unrelated="",
-        sub__in____init__="from lib.in_init import y",
+        sub__in____init__="from ..in_init import y",
         sub__in__inner="from ..parent import z",
         in_init="y = 1",
         parent="z = 1",
