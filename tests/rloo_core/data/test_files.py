@@ -176,6 +176,25 @@ class TestWrongPaths:
         assert data_files(data_settings(None, "synthetic")) == []
 
 
+class TestHub:
+    """No network here: the library's own call is replaced."""
+
+    def test_rows_and_splits(self, monkeypatch):
+        parts = DatasetDict({"train_prefs": Dataset.from_list(ROWS[:1]), "test": Dataset.from_list(ROWS[1:])})
+        monkeypatch.setattr("datasets.load_dataset", lambda name: parts)
+        records = records_of("owner/name")
+        assert [(record.row, record.split) for record in records] == [(ROWS[0], "train"), (ROWS[1], "test")]
+        assert records[1].where == "owner/name[test]:0"
+
+    def test_out_of_reach(self, monkeypatch):
+        def fail(name):
+            raise ConnectionError("no route")
+
+        monkeypatch.setattr("datasets.load_dataset", fail)
+        with pytest.raises(ValueError, match=r"owner/name is no local path, .*could not be loaded: ConnectionError"):
+            records_of("owner/name")
+
+
 def test_listing_files_loads_nothing_heavy():
     heavy = "{'torch', 'transformers', 'datasets', 'pyarrow'}"
     code = f"import sys, rloo_core.data.files; print({heavy} & set(sys.modules))"

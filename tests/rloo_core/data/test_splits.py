@@ -37,10 +37,11 @@ def test_no_prompt_in_two_splits_whatever_the_files_say(seed):
 
 def test_test_beats_validation_beats_train_and_what_leaks_is_counted():
     records = [record("a", "train"), record("a", "test"), record("b", "validation"), record("b", "train")]
+    records += [record("c", "validation"), record("c", "test")]
     kept, dropped = assigned(records, 0.0, 0.0)
-    assert [(r.key, r.split) for r in kept] == [("a", "test"), ("b", "validation")]
+    assert [(r.key, r.split) for r in kept] == [("a", "test"), ("b", "validation"), ("c", "test")]
     assert dropped.by_reason() == {
-        "prompt also in the test split": {"prompts": 1},
+        "prompt also in the test split": {"prompts": 2},
         "prompt also in the validation split": {"prompts": 1},
     }
 
