@@ -1,0 +1,57 @@
+import math
+
+import pytest
+import torch
+
+from rloo_core.rewards import FunctionReward, load_function
+from rloo_core.types import CompletionGroups
+from tests.rloo_core.tiny import tiny_tokenizer
+
+ROWS = [{"prompt": "first", "length": 2}, {"prompt": "second", "length": 3}]
+
+
+def groups():
+    return CompletionGroups.from_ids([[3], [4]], [[[5, 1], [6, 7, 1]], [[8], [9, 1]]], 0)
+
+
+def test_the_function_gets_texts_and_columns_one_a_completion():
+    seen = {}
+
+    def reward(prompts, completions, length):
+        seen.update(prompts=prompts, completions=completions, length=length)
+        return [1.0, 2.0, 3, 4.0]
+
+    assert FunctionReward(reward, tiny_tokenizer())(groups(), ROWS).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert seen == {
+        "prompts": ["first", "first", "second", "second"],
+        "completions": ["w5", "w6 w7", "w8", "w9"],
+        "length": [2, 2, 3, 3],
+    }
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0, 2.0], "a list of 4 numbers; got 2 values"),
+        (1.0, "a list of 4 numbers; got float"),
+        ([1.0, math.nan, 0.0, 0.0], "row 1 is nan"),
+        ([1.0, 0.0, math.inf, 0.0], "row 2 is inf"),
+        ([1.0, 0.0, 0.0, "x"], "row 3 is 'x'"),
+        ([True, 0.0, 0.0, 0.0], "row 0 is True"),
+        (torch.zeros(4), "got Tensor"),
+    ],
+)
+def test_what_is_no_reward_is_refused_by_name_and_row(returned, message):
+    def my_reward(prompts, completions, **columns):
+        return returned
+
+    with pytest.raises(ValueError, match="my_reward") as error:
+        FunctionReward(my_reward, tiny_tokenizer())(groups(), ROWS)
+    assert message in str(error.value)
+
+
+def test_functions_are_loaded_by_module_and_name():
+    assert load_function("math:sqrt") is math.sqrt
+    for path in ("math:nothing", "no_such_module:f", "math:pi"):
+        with pytest.raises(ValueError, match=f"algorithm.reward_function={path}"):
+            load_function(path)
