@@ -5,8 +5,8 @@ import random
 from rloo_core.data.synthetic.posts import Post, other_value
 from rloo_core.data.synthetic.summaries import CLOSERS, OPENERS, OPTIONAL_SLOTS, SHAPES, write_summary
 
-DEMONSTRATIONS = {"perfect": 0.22, "one": 0.26, "two": 0.18, "three": 0.08, "swapped": 0.14, "rambling": 0.12}
-MISTAKES = ("wrong", "wrong", "wrong", "cut", "stutter", "gap", "tangle")
+DEMONSTRATIONS = {"perfect": 0.22, "one": 0.22, "two": 0.18, "three": 0.15, "swapped": 0.09, "rambling": 0.14}
+MISTAKES = ("wrong", "cut", "stutter", "gap", "tangle")
 SHAPE_WEIGHTS = (0.5, 0.25, 0.25)
 FORGETFULNESS = {"when": 10, "relation": 1, "name": 1, "object": 1, "feeling": 1, "ask": 1}
 
