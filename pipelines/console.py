@@ -31,6 +31,7 @@ class Console:
 
     def __init__(self, rich: RichConsole | None = None) -> None:
         self.rich = rich or RichConsole(highlight=False)
+        self.errors = rich or RichConsole(highlight=False, stderr=True)
 
     def line(self, text: str, style: str = "") -> None:
         """Print a line as it is: nothing in it is read as markup."""
@@ -44,14 +45,14 @@ class Console:
 
     def error(self, text: str) -> None:
         """Print an error; the log has its traceback."""
-        self.rich.print(Text("error: ", style="bold red").append(text, style="default"))
+        self.errors.print(Text("error: ", style="bold red").append(text, style="default"))
 
     def plan(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Print what will be done: one line a stage."""
         for row in rows:
             self.line(f"{row['stage']!s:<14} {row['action']!s:<8} {row['reason']}")
 
-    def reused(self, stage: str, seconds: float = 0.0) -> None:
+    def reused(self, stage: str) -> None:
         """Say that a stage's output was there already."""
         self.line(f"{stage:<14} reused")
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 QUIET = {
     "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # a stage has one bar, ours
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # seconds; with the two below a dead server costs a minute, not four
@@ -18,6 +22,7 @@ QUIET = {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_CLIENT_MAX_RETRIES": "8",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # errors are told once, by us; the log file has all of them
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "rloo",  # what stages say is shown with the flow run, too
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",  # results live in our store

@@ -40,6 +40,7 @@ class StageRun:
         self.stage = stage
         self._connection = connection
         self._tables: list[str] = []
+        self._closed = False
         before = read_journal(journal)
         self._journal = Journal(journal)
         self._writer = MetricWriter(connection, run_id, sent_before(connection, run_id) if before else set())
@@ -87,18 +88,21 @@ class StageRun:
 
         self._connection.attempt("log parameters", send)
 
-    def lineage(self, data: Path, upstream: Mapping[str, str]) -> None:
+    def lineage(self, data: Path | None, upstream: Mapping[str, str], stored: Path | None = None) -> None:
         """Link what the stage reads.
 
         Args:
-            data: Output directory of the data stage.
+            data: Output directory of the data stage, if it is known yet.
             upstream: MLflow run of each stage whose output is read, by stage name.
+            stored: Where that directory will be, if it is not published yet.
         """
 
         def send(client: MlflowClient) -> None:
             models = [model for run_id in upstream.values() if (model := model_of(client, run_id))]
             links = [LoggedModelInput(model.model_id) for model in models]
-            client.log_inputs(self.run_id, datasets=dataset_inputs(self.stage, data), models=links)
+            datasets = dataset_inputs(self.stage, data, stored or data) if data is not None else []
+            if datasets or links:
+                client.log_inputs(self.run_id, datasets=datasets, models=links)
 
         self._connection.attempt("link datasets and models", send)
 
@@ -138,12 +142,19 @@ class StageRun:
         named = {f"summary/{key}" if self._writer.has(safe_key(key)) else key: value for key, value in values.items()}
         self._writer.add(Line(0, {key: float(value) for key, value in named.items()}, int(time.time() * 1000)))
 
+    def close(self) -> None:
+        """Send what is left and close the journal; the run stays open until `finish`."""
+        if not self._closed:
+            self._closed = True
+            left = self._writer.close()
+            self._journal.close()
+            if left:
+                tag = ("metrics.not_sent", str(left))
+                self._connection.attempt("tag a run", lambda client: client.set_tag(self.run_id, *tag))
+
     def finish(self, status: str) -> None:
-        """Send what is left and end the run as FINISHED, FAILED or KILLED."""
-        left = self._writer.close()
-        self._journal.close()
-        if left:
-            self._connection.attempt("count", lambda client: client.set_tag(self.run_id, "metrics.not_sent", str(left)))
+        """Close, and end the run as FINISHED, FAILED or KILLED."""
+        self.close()
         self._connection.attempt("end a run", lambda client: client.set_terminated(self.run_id, status))
 
 

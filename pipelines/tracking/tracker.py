@@ -50,27 +50,19 @@ class Tracker:
         )
         return cls(settings, connection)
 
-    def start(
-        self, config: str, overrides: Sequence[str], plan: Sequence[Mapping[str, object]], tags: Mapping[str, str]
-    ) -> None:
+    def start(self, config: str, overrides: Sequence[str], plan: Sequence[Mapping[str, str]]) -> None:
         """Open the parent run.
 
         Args:
             config: The resolved config, YAML.
             overrides: What a person typed.
-            plan: One row a stage, as text.
-            tags: More tags, e.g. the Prefect run's id.
+            plan: One row a stage: stage, action, reason.
         """
-        all_tags = {
-            "overrides": " ".join(overrides) or "(none)",
-            "seed": str(self.settings.seed),
-            **_git_sha(),
-            **identity(),
-            **tags,
-        }
+        typed = " ".join(overrides)[:5000] or "(none)"
+        tags = {"overrides": typed, "seed": str(self.settings.seed), **_git_sha(), **identity()}
 
         def send(client: MlflowClient) -> str:
-            run = client.create_run(self.connection.experiment_id, tags=all_tags, run_name=self.settings.name)
+            run = client.create_run(self.connection.experiment_id, tags=tags, run_name=self.settings.name)
             run_id = str(run.info.run_id)
             client.log_text(run_id, config, "config.yaml")
             client.log_text(run_id, json.dumps(list(plan), indent=2), "plan.json")
@@ -108,6 +100,8 @@ class Tracker:
     def reused(self, stage: str, run_id: str | None) -> None:
         """Link the run that made a reused output."""
         self.tag(f"reused.{stage}", run_id or "unknown")
+        if run_id:
+            self.connection.attempt("look at a reused run", lambda client: _end_as_finished(client, run_id))
         self._note(StageNote(stage, "reused", run_id))
 
     def result(self, values: Mapping[str, float]) -> None:
@@ -166,6 +160,12 @@ def _reconcile(client: MlflowClient, experiment_id: str) -> None:
             client.set_terminated(run.info.run_id, "KILLED")
 
 
+def _end_as_finished(client: MlflowClient, run_id: str) -> None:
+    """A process that died after it had published a stage left a run that looks killed."""
+    if client.get_run(run_id).info.status != "FINISHED":
+        client.set_terminated(run_id, "FINISHED")
+
+
 def _git_sha() -> dict[str, str]:
     """The commit of the checkout this code lies in, marked where files differ from it; nothing for a wheel."""
     checkout = Path(__file__).resolve().parents[2]
@@ -179,7 +179,7 @@ def _git_sha() -> dict[str, str]:
     return {"git.commit": done.stdout.strip()}
 
 
-def _markdown(rows: Sequence[Mapping[str, object]]) -> str:
+def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
     if not rows:
         return ""
     columns = list(rows[0])

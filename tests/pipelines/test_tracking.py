@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ import pytest
 
 from pipelines.config import load_settings
 from pipelines.tracking import StageRun, Tracker, TrackingError, processes
-from pipelines.tracking.connection import Connection
 from pipelines.tracking.datasets import dataset_inputs
 from pipelines.tracking.journal import Journal, Line, read_journal
 from pipelines.tracking.models import ModelReference, model_of
@@ -22,22 +20,9 @@ from pipelines.tracking.names import flatten, safe_key
 from rloo_core.settings import ExperimentSettings
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated, empty MLflow database: copied, it saves each test a second."""
-    root = tmp_path_factory.mktemp("mlflow")
-    settings = load_settings(["experiment=tiny", f"paths.root={root}", "tracking.experiment=empty"])
-    Connection(settings.tracking, root, warn=pytest.fail)
-    return root / "mlflow.db"
-
-
 @pytest.fixture
-def settings(tmp_path: Path, migrated: Path) -> ExperimentSettings:
-    root = tmp_path / "runs"
-    root.mkdir()
-    for part in migrated.parent.glob("mlflow.db*"):
-        shutil.copy(part, root)
-    return load_settings(["experiment=tiny", f"paths.root={root}", "tracking.experiment=trial"])
+def settings(empty_mlflow: Path) -> ExperimentSettings:
+    return load_settings(["experiment=tiny", f"paths.root={empty_mlflow}", "tracking.experiment=trial"])
 
 
 @pytest.fixture
@@ -83,7 +68,7 @@ def test_a_run_and_its_stage(tracker: Tracker, tmp_path: Path) -> None:
     assert run.data.metrics["summary/loss/mean"] == 0.2
     assert run.data.metrics["evaluation/sft/greedy/win_rate"] == 0.4
     assert parent.data.tags["reused.data"] == "r" * 32
-    assert parent.data.tags["prefect.run"] == "p1"
+    assert parent.data.tags["overrides"] == "seed=1"
     assert stage.run_id in parent.data.tags["mlflow.note.content"]
     assert {file.path for file in client.list_artifacts(tracker.run_id)} == {"config.yaml", "plan.json", "plan.md"}
 
@@ -228,7 +213,7 @@ def write_data(folder: Path) -> Path:
     ],
 )
 def test_a_stage_is_linked_to_the_tables_it_reads(stage: str, names: list[str], tmp_path: Path) -> None:
-    inputs = dataset_inputs(stage, write_data(tmp_path / "data"))
+    inputs = dataset_inputs(stage, write_data(tmp_path / "data"), tmp_path / "stored")
     assert [each.dataset.name for each in inputs] == names
     assert [each.tags[0].value for each in inputs] == [names[0].rsplit("-")[-1]]
     assert len(inputs[0].dataset.digest) == 32

@@ -1,0 +1,186 @@
+"""One stage: reused if it is there, computed under its lock otherwise, published when it is complete."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.console import Console, StageDisplay
+from pipelines.fingerprint import LIBRARIES, installed
+from pipelines.outcome import Outcome
+from pipelines.plan import PlannedStage, Planner
+from pipelines.store import LOGS, Manifest, Store
+from rloo_core.observer import Row
+from rloo_core.settings import ExperimentSettings
+from rloo_core.stages import STAGES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pipelines.tracking import StageRun, Tracker
+
+LOG = logging.getLogger("rloo.stages")
+JOURNAL = Path(LOGS) / "metrics.jsonl"  # below a stage's directory
+MODEL = "model"  # below a stage's directory: a Hugging Face model with its tokenizer
+
+
+class StageFailed(Exception):
+    """A stage raised an error; `__cause__` is the error."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage)
+        self.stage = stage
+
+
+@dataclass(frozen=True)
+class StageObserver:
+    """Passes on what a stage reports: numbers, tables and figures to MLflow, progress to the terminal."""
+
+    run: "StageRun"
+    display: StageDisplay
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Values of one step."""
+        self.run.metrics(step, values)
+
+    def table(self, name: str, rows: Sequence[Row]) -> None:
+        """A complete table."""
+        self.run.table(name, rows)
+
+    def figure(self, name: str, figure: "Figure") -> None:
+        """A finished figure."""
+        self.run.figure(name, figure)
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """How far the stage is."""
+        self.display.progress(done, total, note)
+
+    def message(self, text: str) -> None:
+        """One line a person should read."""
+        self.display.message(text)
+
+
+class Executor:
+    """Runs the stages of one run, in order, and remembers what they left.
+
+    Args:
+        settings: Of the whole run.
+        planner: Says whether a stage is reused, run or skipped.
+        store: Where finished stages are.
+        tracker: The MLflow run.
+        console: What a person sees.
+    """
+
+    def __init__(
+        self, settings: ExperimentSettings, planner: Planner, store: Store, tracker: "Tracker", console: Console
+    ) -> None:
+        self.settings, self.planner, self.store = settings, planner, store
+        self.tracker, self.console = tracker, console
+        self.manifests: dict[str, Manifest] = {}
+        self.outcomes: dict[str, Outcome] = {}
+
+    def run(self, name: str) -> Outcome:
+        """Reuse or compute one stage; the stages it reads come before.
+
+        Raises:
+            StageFailed: From the stage's error.
+        """
+        planned = self.planner.resolve(name, self._inputs(name))
+        if planned.action == "run":
+            assert planned.fingerprint is not None
+            with self.store.lock(name, planned.fingerprint, on_wait=self.console.line):
+                planned = self.planner.resolve(name, self._inputs(name))  # it may have been computed meanwhile
+                outcome = self._compute(planned) if planned.action == "run" else self._reuse(planned)
+        else:
+            outcome = self._reuse(planned)
+        self.outcomes[name] = outcome
+        return outcome
+
+    def _inputs(self, name: str) -> dict[str, Manifest]:
+        return {stage: self.manifests[stage] for stage in STAGES[name].inputs}
+
+    def _directories(self, name: str) -> dict[str, Path]:
+        return {stage: self.store.path(stage, m.fingerprint) for stage, m in self._inputs(name).items()}
+
+    def _reuse(self, planned: PlannedStage) -> Outcome:
+        manifest = planned.manifest
+        assert manifest is not None, f"{planned.name} is to be {planned.action}d, but has no manifest"
+        self.manifests[planned.name] = manifest
+        self.tracker.reused(planned.name, manifest.run_id)
+        self.console.reused(planned.name)
+        return self._outcome(manifest, reused=True)
+
+    def _compute(self, planned: PlannedStage) -> Outcome:
+        name, fingerprint = planned.name, planned.fingerprint
+        assert fingerprint is not None
+        if planned.reason == "forced":
+            self.store.discard_work(name, fingerprint)
+        work = self.store.work(name, fingerprint)
+        settings = STAGES[name].settings(self.settings).model_dump(mode="json")
+        run = self.tracker.start_stage(name, fingerprint, settings, work / JOURNAL)
+        try:
+            with self.console.stage(name) as display:
+                manifest = self._compute_in(work, planned, run, StageObserver(run, display))
+        except BaseException as error:
+            run.finish("FAILED" if isinstance(error, Exception) else "KILLED")
+            if isinstance(error, Exception):
+                raise StageFailed(name) from error
+            raise
+        run.finish("FINISHED")
+        self.manifests[name] = manifest
+        return self._outcome(manifest, reused=False)
+
+    def _compute_in(self, work: Path, planned: PlannedStage, run: "StageRun", observer: StageObserver) -> Manifest:
+        """Call the stage's function in its work directory, log what it made, and publish it."""
+        name, inputs = planned.name, self._inputs(planned.name)
+        run.lineage(self._directories(name).get("data"), self._runs(name))
+        started = time.monotonic()
+        set_threads(self.settings.compute.threads)
+        stage = STAGES[name]
+        summary = stage.load()(stage.settings(self.settings), self._directories(name), work, observer)
+        run.summary(summary)
+        self._log_outputs(work, planned, run)
+        run.close()  # the journal is complete before it is hashed
+        assert planned.fingerprint is not None
+        assert planned.parts is not None
+        return self.store.publish(
+            name,
+            planned.fingerprint,
+            parts=planned.parts,
+            inputs=inputs,
+            summary=summary,
+            duration=time.monotonic() - started,
+            versions={library: installed(library) for library in LIBRARIES},
+            run_id=run.run_id or None,
+        )
+
+    def _log_outputs(self, work: Path, planned: PlannedStage, run: "StageRun") -> None:
+        """Datasets that the data stage made, and the model that a training stage made."""
+        name, tracking = planned.name, self.settings.tracking
+        if name == "data":
+            run.lineage(work, {}, stored=self.store.path(name, planned.fingerprint or ""))
+        if not (work / MODEL / "config.json").exists():
+            return
+        assert planned.fingerprint is not None
+        tags = {"stage": name, "fingerprint": planned.fingerprint}
+        tags |= {f"digest.{stage}": manifest.digest for stage, manifest in self._inputs(name).items()}
+        tags |= {"from.data": self.manifests["data"].digest[:32]} if "data" in self.manifests else {}
+        stored = self.store.path(name, planned.fingerprint) / MODEL
+        registered = f"{tracking.experiment}-{name.replace('_', '-')}" if tracking.register_models else None
+        run.model(work / MODEL, stored, self._runs(name), tags, copy=tracking.log_models, name=registered)
+
+    def _runs(self, name: str) -> dict[str, str]:
+        return {stage: manifest.run_id for stage, manifest in self._inputs(name).items() if manifest.run_id}
+
+    def _outcome(self, manifest: Manifest, reused: bool) -> Outcome:
+        directory = self.store.path(manifest.stage, manifest.fingerprint)
+        return Outcome(manifest.stage, directory, manifest.run_id or "", reused, manifest.summary, manifest.duration)
+
+
+def set_threads(threads: int) -> None:
+    """Let torch use this many threads. A different number may change the last bits of a result."""
+    import torch  # here, so that a run that only reuses does not load it
+
+    torch.set_num_threads(threads)

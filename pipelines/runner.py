@@ -1,0 +1,214 @@
+"""One run, from settings to the table at the end; the same stages with Prefect and without.
+
+    run_pipeline(load_settings(overrides), overrides, Selection(), use_prefect=True)  →  exit code
+
+Whatever happens, every MLflow run is ended and nothing half-made is published.
+"""
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines import environment
+from pipelines.config import to_yaml
+from pipelines.config_errors import ConfigError
+from pipelines.console import Console
+from pipelines.execution import MODEL, Executor, StageFailed, set_threads
+from pipelines.outcome import Execute, directly
+from pipelines.plan import PlannedStage, Planner, Selection, make_plan
+from pipelines.prefect_server import ServerError, TemporaryServer
+from pipelines.process import Terminated, log_file, sigterm_raises
+from pipelines.store import Store
+from rloo_core.settings import ExperimentSettings
+
+if TYPE_CHECKING:
+    from pipelines.tracking import Tracker
+
+LOG = logging.getLogger("rloo")
+FINISHED, FAILED, BAD_CONFIG, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+DEFAULT_ROOT = "runs"  # conf/paths/default.yaml: need not be typed again
+CLEAR = (ValueError, TypeError, OSError, ImportError)  # their message says what to do; the log has the traceback
+
+
+def run_pipeline(
+    settings: ExperimentSettings,
+    overrides: Sequence[str],
+    selection: Selection,
+    use_prefect: bool,
+    console: Console | None = None,
+) -> int:
+    """Run the selected stages.
+
+    Args:
+        settings: Of the whole run.
+        overrides: What a person typed, for the record.
+        selection: Which stages.
+        use_prefect: Run as a Prefect flow, on the server of PREFECT_API_URL or on a temporary one.
+        console: What a person sees; the terminal by default.
+
+    Returns:
+        Exit code: 0, 1 (an error, told on the terminal), 2 (the selection cannot work), 130 (Ctrl-C) or 143 (SIGTERM).
+    """
+    console = console or Console()
+    root = Path(settings.paths.root)
+    log = root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    with sigterm_raises():
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            for warning in environment.prepare(root):
+                console.warning(warning)
+            _run(settings, overrides, selection, use_prefect, console, log)
+            return FINISHED
+        except BaseException as error:
+            return _explain(error, console, log)
+
+
+def _run(
+    settings: ExperimentSettings,
+    overrides: Sequence[str],
+    selection: Selection,
+    use_prefect: bool,
+    console: Console,
+    log: Path,
+) -> None:
+    root = Path(settings.paths.root)
+    store = Store(root)
+    plan = make_plan(settings, store, selection, overrides)
+    console.plan(plan_rows(plan))
+    with ExitStack() as stack:
+        api_url = stack.enter_context(_prefect(root)) if use_prefect else None
+        stack.enter_context(log_file(log))
+        tracker = stack.enter_context(_tracked(settings, overrides, plan, console))
+        executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console)
+        if any(stage.action in ("run", "depends") for stage in plan):
+            set_threads(settings.compute.threads)  # loads torch while the Prefect server starts
+        body = partial(_stages, executor, [stage.name for stage in plan if stage.action != "skip"])
+        if api_url is None:
+            body(directly)
+        else:
+            _as_flow(settings.name, body, overrides, selection, api_url, executor)
+    _finish(executor, console)
+
+
+def _stages(executor: Executor, names: Sequence[str], execute: Execute) -> None:
+    for name in names:
+        execute(name, partial(executor.run, name))
+
+
+def _as_flow(
+    name: str,
+    body: Callable[[Execute], None],
+    overrides: Sequence[str],
+    selection: Selection,
+    api_url: Callable[[], str],
+    executor: Executor,
+) -> None:
+    """Run the stages inside a flow. If Prefect fails after the last stage has finished, the run has not failed."""
+    from pipelines import flow
+
+    done = False
+
+    def tracked(execute: Execute) -> None:
+        nonlocal done
+        executor.tracker.tag("prefect.run", flow.flow_run_id() or "")
+        body(execute)
+        done = True
+
+    try:
+        flow.run_as_flow(name, tracked, overrides, selection_parameters(selection), api_url())
+    except Exception as error:
+        if not done:
+            raise
+        LOG.exception("Prefect failed at the end of the flow")
+        executor.console.warning(f"All stages are finished, but Prefect could not record the end of the flow: {error}")
+
+
+@contextmanager
+def _prefect(root: Path) -> Iterator[Callable[[], str]]:
+    """A function that waits for the Prefect server and says where it is; the temporary one is gone at the end."""
+    if not environment.own_server():
+        yield lambda: os.environ["PREFECT_API_URL"]
+        return
+    server = TemporaryServer(root)
+    try:
+        server.start()
+        from pipelines import flow  # noqa: F401 (imported before the log file is opened: Prefect rearranges logging)
+
+        yield server.wait
+    finally:
+        server.stop()
+
+
+@contextmanager
+def _tracked(
+    settings: ExperimentSettings, overrides: Sequence[str], plan: Sequence[PlannedStage], console: Console
+) -> "Iterator[Tracker]":
+    """The parent run, ended as FINISHED, FAILED or KILLED."""
+    from pipelines.tracking import Tracker
+
+    tracker = Tracker.open(settings, console.warning)
+    tracker.start(to_yaml(settings), overrides, plan_rows(plan))
+    status = "KILLED"
+    try:
+        yield tracker
+        status = "FINISHED"
+    except Exception:
+        status = "FAILED"
+        raise
+    finally:
+        tracker.finish(status)
+
+
+def _finish(executor: Executor, console: Console) -> None:
+    outcomes = executor.outcomes
+    evaluation, policy = outcomes.get("evaluation"), outcomes.get("policy")
+    console.finished(
+        summary=evaluation.summary if evaluation else {},
+        seconds={name: outcome.seconds for name, outcome in outcomes.items() if not outcome.reused},
+        policy=policy.directory / MODEL if policy else None,
+        root=executor.store.root,
+        default_root=Path.cwd() / DEFAULT_ROOT,
+    )
+
+
+def plan_rows(plan: Sequence[PlannedStage]) -> list[dict[str, str]]:
+    """The plan as text: stage, action, reason."""
+    return [{"stage": stage.name, "action": stage.action, "reason": stage.reason} for stage in plan]
+
+
+def selection_parameters(selection: Selection) -> dict[str, object]:
+    """A selection as parameters of the flow run: what was typed."""
+    return {
+        "only": list(selection.only),
+        "from": selection.from_stage,
+        "until": selection.until,
+        "force": list(selection.force),
+    }
+
+
+def _explain(error: BaseException, console: Console, log: Path) -> int:
+    """Say what went wrong in one message, keep the traceback in the log, and choose the exit code."""
+    if isinstance(error, KeyboardInterrupt | Terminated):
+        console.error("stopped; the same command goes on from the last checkpoint")
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
+    if not isinstance(error, Exception):
+        raise error
+    cause = error.__cause__ if isinstance(error, StageFailed) and error.__cause__ else error
+    where = f"{error.stage}: " if isinstance(error, StageFailed) else ""
+    if isinstance(cause, ConfigError):
+        console.error(str(cause))
+        return BAD_CONFIG
+    text = "".join(traceback.format_exception(cause))
+    with log.open("a", encoding="utf-8") as file:
+        file.write(text)
+    if not isinstance(cause, (*CLEAR, ServerError)) and type(cause).__module__ != "pipelines.tracking.connection":
+        console.error(text.rstrip())
+    console.error(f"{where}{str(cause) or type(cause).__name__}")
+    console.error(f"log: {log}")
+    return FAILED

@@ -1,0 +1,225 @@
+"""A whole run with stages that do next to nothing: reuse, errors, signals, crashes, and what MLflow says afterwards."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from rich.console import Console as RichConsole
+
+from pipelines import runner
+from pipelines.config import load_settings
+from pipelines.console import Console
+from pipelines.plan import Selection
+from rloo_core.settings import ExperimentSettings
+from rloo_core.stages import STAGES
+from tests.pipelines import fake_stages
+from tests.pipelines.conftest import install_fake_stages
+
+ALL = list(STAGES)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_mlflow: Path) -> Iterator[ExperimentSettings]:
+    install_fake_stages(monkeypatch)
+    for name in ("PREFECT_HOME", *runner.environment.QUIET):  # what the run sets is undone after the test
+        monkeypatch.setenv(name, os.environ.get(name, runner.environment.QUIET.get(name, str(tmp_path / "prefect"))))
+    fake_stages.calls.clear()
+    fake_stages.trouble.clear()
+    yield load_settings(["experiment=tiny", f"paths.root={empty_mlflow}", "tracking.experiment=trial"])
+    fake_stages.trouble.clear()
+
+
+def run(settings: ExperimentSettings, selection: Selection | None = None, **changes: Any) -> tuple[int, str]:
+    """Run without Prefect; exit code and what was printed."""
+    rich = RichConsole(file=io.StringIO(), width=200)
+    changed = settings.model_copy(update=changes)
+    code = runner.run_pipeline(
+        changed, ["experiment=tiny"], selection or Selection(), use_prefect=False, console=Console(rich)
+    )
+    return code, rich.file.getvalue()  # type: ignore[attr-defined]
+
+
+def run_program(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    checkout = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        command, env={**os.environ, **checkout, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def runs(settings: ExperimentSettings) -> tuple[list[Run], dict[str, list[Run]]]:
+    """Parent runs, and stage runs by stage; the newest first."""
+    uri = f"sqlite:///{settings.paths.root}/mlflow.db"
+    client = MlflowClient(uri, uri)
+    experiment = client.get_experiment_by_name(settings.tracking.experiment)
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"])
+    stages = {name: [r for r in found if r.data.tags.get("stage") == name] for name in ALL}
+    return [r for r in found if "stage" not in r.data.tags], stages
+
+
+def test_a_first_run_executes_all_and_a_second_reuses_all(settings: ExperimentSettings) -> None:
+    code, text = run(settings)
+    assert code == 0, text
+    assert fake_stages.calls == ALL
+    assert "25.0 %" in text
+    assert "rloo ui" in text
+    code, text = run(settings)
+    assert code == 0, text
+    assert fake_stages.calls == ALL
+    (second, first), stages = runs(settings)
+    assert {name: len(each) for name, each in stages.items()} == dict.fromkeys(ALL, 1)
+    assert [second.data.tags[f"reused.{name}"] for name in ALL] == [stages[name][0].info.run_id for name in ALL]
+    assert {r.data.tags["mlflow.parentRunId"] for each in stages.values() for r in each} == {first.info.run_id}
+    assert {r.info.status for r in [first, second, *(r for each in stages.values() for r in each)]} == {"FINISHED"}
+
+
+def test_lineage_leads_from_the_policy_to_the_rows(settings: ExperimentSettings) -> None:
+    run(settings)
+    _, stages = runs(settings)
+    uri = f"sqlite:///{settings.paths.root}/mlflow.db"
+    client = MlflowClient(uri, uri)
+    policy = client.get_run(stages["policy"][0].info.run_id)
+    assert len(policy.inputs.model_inputs) == 2
+    assert {each.dataset.name for each in policy.inputs.dataset_inputs} == {"prompts-train", "prompts-validation"}
+    version = client.get_model_version("trial-policy", "1")
+    assert version.run_id == policy.info.run_id
+    assert (version.tags["from.sft"], version.tags["from.reward_model"]) == ("trial-sft/1", "trial-reward-model/1")
+    assert len(version.tags["from.data"]) == 32
+
+
+def test_without_registration_and_copies(settings: ExperimentSettings) -> None:
+    tracking = settings.tracking.model_copy(update={"register_models": False, "log_models": False})
+    assert run(settings, tracking=tracking)[0] == 0
+    uri = f"sqlite:///{settings.paths.root}/mlflow.db"
+    assert list(MlflowClient(uri, uri).search_registered_models()) == []
+    assert list((Path(settings.paths.root) / "artifacts").rglob("*.safetensors")) == []
+
+
+def test_an_error_in_a_stage_is_one_message(settings: ExperimentSettings) -> None:
+    fake_stages.trouble["reward_model"] = ValueError("expected pairs, got none; set data.path")
+    code, text = run(settings)
+    assert code == 1
+    assert "error: reward_model: expected pairs, got none; set data.path" in text
+    assert "Traceback" not in text
+    log = next((Path(settings.paths.root) / "logs").glob("*.log"))
+    assert str(log) in text
+    assert "Traceback" in log.read_text()
+    (parent,), stages = runs(settings)
+    assert parent.info.status == "FAILED"
+    assert stages["reward_model"][0].info.status == "FAILED"
+    assert not (Path(settings.paths.root) / "store" / "reward_model").exists()
+
+
+def test_an_unexpected_error_shows_its_traceback(settings: ExperimentSettings) -> None:
+    fake_stages.trouble["sft"] = ZeroDivisionError("division by zero")
+    code, text = run(settings)
+    assert code == 1
+    assert "Traceback" in text
+
+
+def test_after_an_error_the_stage_goes_on_and_every_step_appears_once(settings: ExperimentSettings) -> None:
+    fake_stages.trouble["sft"] = ValueError("once")
+    assert run(settings)[0] == 1
+    fake_stages.trouble.clear()
+    assert run(settings)[0] == 0
+    (second, _), stages = runs(settings)
+    (sft,) = stages["sft"]
+    assert (sft.info.status, sft.data.tags["attempt"]) == ("FINISHED", "2")
+    assert sft.data.tags["mlflow.parentRunId"] == second.info.run_id
+    uri = f"sqlite:///{settings.paths.root}/mlflow.db"
+    history = MlflowClient(uri, uri).get_metric_history(sft.info.run_id, "loss/mean")
+    assert sorted(metric.step for metric in history) == list(range(1, fake_stages.STEPS + 1))
+
+
+def test_ctrl_c_ends_the_runs_as_killed(settings: ExperimentSettings) -> None:
+    fake_stages.trouble["policy"] = KeyboardInterrupt()
+    code, text = run(settings)
+    assert code == 130
+    assert "the same command goes on" in text
+    (parent,), stages = runs(settings)
+    assert (parent.info.status, stages["policy"][0].info.status) == ("KILLED", "KILLED")
+
+
+def test_sigterm_ends_the_runs_as_killed(settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("FAKE_TERM", "sft")
+    assert run(settings)[0] == 143
+    (parent,), stages = runs(settings)
+    assert (parent.info.status, stages["sft"][0].info.status) == ("KILLED", "KILLED")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_killed_process_is_reconciled_and_gone_on_from(settings: ExperimentSettings) -> None:
+    program = f"""
+        import pytest
+        from pipelines import runner
+        from pipelines.config import load_settings
+        from pipelines.plan import Selection
+        from tests.pipelines.conftest import install_fake_stages
+        install_fake_stages(pytest.MonkeyPatch())
+        settings = load_settings(["experiment=tiny", "paths.root={settings.paths.root}", "tracking.experiment=trial"])
+        runner.run_pipeline(settings, [], Selection(), use_prefect=False)
+    """
+    done = run_program(program, FAKE_KILL="policy")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert run(settings)[0] == 0
+    assert fake_stages.calls == ["policy", "evaluation"]
+    (second, first), stages = runs(settings)
+    assert (first.info.status, second.info.status) == ("KILLED", "FINISHED")
+    (policy,) = stages["policy"]
+    assert (policy.info.status, policy.data.tags["attempt"]) == ("FINISHED", "2")
+
+
+def test_a_forced_stage_runs_again_in_a_new_mlflow_run(settings: ExperimentSettings) -> None:
+    run(settings)
+    assert run(settings, Selection(force=("sft",)))[0] == 0
+    assert fake_stages.calls == [*ALL, "sft"]  # the same bytes: what follows is reused
+    assert len(runs(settings)[1]["sft"]) == 2
+
+
+def test_only_the_selected_stages_run(settings: ExperimentSettings) -> None:
+    assert run(settings, Selection(until="sft"))[0] == 0
+    assert fake_stages.calls == ["data", "sft"]
+    code, text = run(settings, Selection(only=("policy",)))
+    assert code == 2
+    assert "reward_model" in text
+
+
+def test_a_reused_run_imports_no_torch(settings: ExperimentSettings) -> None:
+    run(settings)
+    program = f"""
+        import sys, pytest
+        from tests.pipelines.conftest import install_fake_stages
+        install_fake_stages(pytest.MonkeyPatch())
+        from pipelines import runner
+        from pipelines.config import load_settings
+        from pipelines.plan import Selection
+        settings = load_settings(["experiment=tiny", "paths.root={settings.paths.root}", "tracking.experiment=trial"])
+        assert runner.run_pipeline(settings, [], Selection(), use_prefect=False) == 0
+        assert "torch" not in sys.modules and "prefect" not in sys.modules
+    """
+    done = run_program(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_nothing_is_written_outside_the_run_root(
+    settings: ExperimentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(elsewhere))
+    assert run(settings)[0] == 0
+    assert list(elsewhere.iterdir()) == []
