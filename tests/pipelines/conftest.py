@@ -8,7 +8,6 @@ import pytest
 
 from pipelines import fingerprint
 from pipelines.config import load_settings
-from pipelines.tracking.connection import Connection
 from rloo_core.stages import STAGES
 
 FAKE = "tests.pipelines.fake_stages"
@@ -17,6 +16,8 @@ FAKE = "tests.pipelines.fake_stages"
 @pytest.fixture(scope="session")
 def migrated_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a migrated, empty MLflow database: a copy saves each test a second."""
+    from pipelines.tracking.connection import Connection  # MLflow reads its environment when it is imported
+
     root = tmp_path_factory.mktemp("mlflow")
     settings = load_settings(["experiment=tiny", f"paths.root={root}", "tracking.experiment=empty"])
     Connection(settings.tracking, root, warn=pytest.fail)

@@ -1,0 +1,86 @@
+"""The run as a Prefect flow on a temporary server. A server takes ten seconds to start, so all tests look at one run."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+    import pytest
+    from pipelines import prefect_server, runner
+    from pipelines.config import load_settings
+    from pipelines.plan import Selection
+    from tests.pipelines.conftest import install_fake_stages
+    from tests.pipelines.test_flow import show_server
+
+    install_fake_stages(pytest.MonkeyPatch())
+    overrides = ["experiment=tiny", "paths.root={root}", "tracking.experiment=trial"]
+    stop = prefect_server.TemporaryServer.stop
+    prefect_server.TemporaryServer.stop = lambda server: (show_server(server.url, server.root), stop(server))
+    for selection in (Selection(until="data"), Selection(until="sft")):
+        code = runner.run_pipeline(load_settings(overrides), overrides, selection, use_prefect=True)
+        assert code == 0, code
+"""
+
+
+def show_server(url: str, root: Path) -> None:
+    """Ask the server, before it stops, what it has seen; the last answer stays."""
+    seen = {kind: _ask(f"{url}/{kind}/filter") for kind in ("flow_runs", "task_runs", "logs")}
+    (root / "seen.json").write_text(json.dumps({**seen, "url": url}))
+
+
+def _ask(url: str) -> list[dict[str, object]]:
+    request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return list(json.load(answer))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Path, subprocess.CompletedProcess[str]]":
+    """Two runs on one temporary server each: the second reuses the data stage."""
+    place = tmp_path_factory.mktemp("flow")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(place / "home")}
+    (place / "home").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM).replace("{root}", str(place / "runs"))]
+    return place, subprocess.run(
+        command, cwd=place / "home", env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def seen(done: "tuple[Path, subprocess.CompletedProcess[str]]", kind: str) -> list[dict[str, object]]:
+    return list(json.loads((done[0] / "runs" / "seen.json").read_text())[kind])
+
+
+def test_the_terminal_is_quiet(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
+    assert (done[1].returncode, done[1].stderr) == (0, "")
+    assert "prefect" not in done[1].stdout.lower()
+
+
+def test_flow_and_tasks_carry_our_names_and_states(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
+    flows = seen(done, "flow_runs")
+    assert [(run["name"], run["state_name"]) for run in flows] == [("tiny", "Completed")] * 2
+    assert {json.dumps(run["parameters"]["selection"]["until"]) for run in flows} == {'"data"', '"sft"'}  # type: ignore[index]
+    assert flows[0]["parameters"]["overrides"][0] == "experiment=tiny"  # type: ignore[index]
+    tasks = sorted((str(run["name"]), str(run["state_name"])) for run in seen(done, "task_runs"))
+    assert tasks == [("data", "Completed"), ("data", "Reused"), ("sft", "Completed")]
+
+
+def test_what_stages_say_is_in_prefect_s_log(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
+    assert any("sft [bold]says[/bold]" in str(log["message"]) for log in seen(done, "logs"))
+
+
+def test_nothing_is_left_outside_the_run_root(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
+    assert list((done[0] / "home").iterdir()) == []
+    assert (done[0] / "runs" / "prefect" / "prefect.db").exists()
+
+
+def test_the_server_is_gone(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
+    url = json.loads((done[0] / "runs" / "seen.json").read_text())["url"]
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{url}/health", timeout=2)
