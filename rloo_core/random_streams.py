@@ -1,6 +1,6 @@
 """Random streams keyed by what they are for, so that no generator state has to survive a crash.
 
-    seed_for(seed, "sampling", step, prompt, sample)  →  always the same number, whatever ran before.
+seed_for(seed, "sampling", step, prompt, sample)  →  always the same number, whatever ran before.
 """
 
 import hashlib

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
-from rloo_core.logprobs import in_float32, padded_rows
+from rloo_core.layout import Layout, hidden_states
+from rloo_core.logprobs import in_float32
 from rloo_core.models import add_lora, disable_dropout, fit_vocabulary, merge_lora, save_model
 from rloo_core.random_streams import generator_for
 from rloo_core.settings import LoraSettings
@@ -26,12 +27,13 @@ class RewardModel(nn.Module):
 
     Args:
         classifier: A Hugging Face `…ForSequenceClassification` with a linear head `score`.
+        layout: Whether completions share their prompt's computation; the numbers are the same.
 
     Raises:
         ValueError: If the classifier has no such head with one output.
     """
 
-    def __init__(self, classifier: PreTrainedModel) -> None:
+    def __init__(self, classifier: PreTrainedModel, layout: Layout = Layout.PADDED) -> None:
         super().__init__()
         head = getattr(classifier, "score", None)
         if not isinstance(head, nn.Linear) or head.out_features != 1:
@@ -40,6 +42,7 @@ class RewardModel(nn.Module):
                 f"Use a decoder-only sequence classifier with num_labels=1 (`reward_model.path`)"
             )
         self.classifier = classifier
+        self.layout = layout
 
     @property
     def offset(self) -> float:
@@ -53,11 +56,9 @@ class RewardModel(nn.Module):
     def forward(self, groups: CompletionGroups) -> Tensor:
         """Reward of each completion, float32, with gradient. Shape [P, K]."""
         classifier: Any = self.classifier
-        hidden = classifier.base_model(**padded_rows(groups), use_cache=False).last_hidden_state
-        last = groups.prompt_ids.shape[1] + groups.response_mask.sum(-1).reshape(-1) - 1
-        at_last = hidden[torch.arange(len(last), device=last.device), last]
-        logits = in_float32(classifier.score(at_last)).view(groups.completion_ids.shape[:2])
-        return logits - self.offset
+        hidden = hidden_states(classifier.base_model, groups, self.layout)
+        last = (groups.response_mask.sum(-1) - 1)[..., None, None].expand(-1, -1, 1, hidden.shape[-1])
+        return in_float32(classifier.score(hidden.gather(2, last))).view(last.shape[:2]) - self.offset
 
 
 def add_reward_lora(model: RewardModel, lora: LoraSettings, seed: int) -> RewardModel:

@@ -156,6 +156,7 @@ class ComputeSettings(Settings):
     threads: Count
     precision: Literal["float32", "bfloat16"]
     max_tokens_per_batch: Count
+    layout: Literal["auto", "shared", "padded"]
 
 
 class PathsSettings(Settings):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rloo_core.advantages import leave_one_out
 from rloo_core.batching import step_indices, token_budget_batches
 from rloo_core.kl import kl_shaped_rewards, sequence_kl_k1, sequence_kl_k3
+from rloo_core.layout import Layout
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.losses.policy_gradient import reinforce_loss
 from rloo_core.rewards import Reward, Row
@@ -40,6 +41,7 @@ class Rloo(Method):
         kl_coef: Weight of the KL in the reward, reward units per nat.
         missing_eos_penalty: Subtracted from the reward of a completion that was cut off; reward units.
         seed: The stage's seed.
+        layout: Whether completions share their prompt's computation.
         monitor: Held-out metrics after some steps.
     """
 
@@ -54,6 +56,7 @@ class Rloo(Method):
     kl_coef: float
     missing_eos_penalty: float
     seed: int
+    layout: Layout
     monitor: Callable[[], Mapping[str, float]]
     _parts: list[dict[str, Tensor]] = field(default_factory=list, init=False)
 
@@ -79,7 +82,9 @@ class Rloo(Method):
         device = next(self.policy.parameters()).device
         groups, rewards = groups.to(device), rewards.to(device)
         mask = groups.response_mask
-        logprobs, entropy = completion_logprobs(self.policy, groups, temperature=self.sampling.temperature)
+        logprobs, entropy = completion_logprobs(
+            self.policy, groups, temperature=self.sampling.temperature, layout=self.layout
+        )
         ref_logprobs = self.reference(groups) if self.reference else logprobs.detach()
         kl = sequence_kl_k1(logprobs.detach(), ref_logprobs, mask)
         shaped = kl_shaped_rewards(rewards, kl, self.kl_coef)

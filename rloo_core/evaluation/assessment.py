@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
 from rloo_core.kl import sequence_kl_k1
+from rloo_core.layout import Layout
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.rewards import Reward, Row
 from rloo_core.rollout import Sampling, finished, sample_completions, uniform_numbers
@@ -47,12 +48,14 @@ class Assessment:
         return {name: values[:, 0].tolist() for name, values in measures.items() if values is not None}
 
 
-def reference_logprobs(model: nn.Module, temperature: float) -> Callable[[CompletionGroups], Tensor]:
+def reference_logprobs(
+    model: nn.Module, temperature: float, layout: Layout = Layout.PADDED
+) -> Callable[[CompletionGroups], Tensor]:
     """A function from completions to their log-probs [P, K, T] under a frozen model."""
 
     @torch.no_grad()
     def logprobs(groups: CompletionGroups) -> Tensor:
-        return completion_logprobs(model, groups, temperature=temperature).logprobs
+        return completion_logprobs(model, groups, temperature=temperature, layout=layout).logprobs
 
     return logprobs
 

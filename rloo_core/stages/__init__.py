@@ -6,8 +6,8 @@ A stage is a function `run(settings, inputs, out, observer) -> dict[str, float]`
 
     settings  the stage's own `*StageSettings`
     inputs    directories of the stages it reads, by stage name
-    out       an existing directory; everything the stage produces goes there. It may already hold the `checkpoints/` of a
-              run that was killed, from which the stage goes on
+    out       an existing directory; everything the stage produces goes there. It may already hold the `checkpoints/`
+              of a run that was killed, from which the stage goes on
     observer  receives metrics, tables, figures and progress
 
 and returns its summary: numbers that describe the result.

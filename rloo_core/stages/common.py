@@ -12,7 +12,9 @@ from rloo_core.algorithms.demonstrations import GivenCompletions
 from rloo_core.data.synthetic import gold_rewards
 from rloo_core.data.tables import read_table
 from rloo_core.evaluation.assessment import Prompts
+from rloo_core.layout import Layout, choose_layout
 from rloo_core.models import load_causal_lm
+from rloo_core.observer import Observer
 from rloo_core.rewards import FunctionReward, Reward
 from rloo_core.rollout import Sampling
 from rloo_core.settings import ComputeSettings
@@ -67,6 +69,14 @@ def gold_reward(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> Reward 
     if not prompts.rows or "facts" not in prompts.rows[0]:
         return None
     return FunctionReward(gold_rewards, tokenizer)
+
+
+def stage_layout(decoder: Any, compute: ComputeSettings, observer: Observer) -> Layout:
+    """Whether completions share their prompt's computation, tried on the model; says so where they cannot."""
+    layout, reason = choose_layout(decoder, compute.layout)
+    if reason is not None:
+        observer.message(reason)
+    return layout
 
 
 def make_sampling(

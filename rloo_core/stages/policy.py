@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rloo_core.algorithms.rloo import ReferenceLogprobs, Rloo
 from rloo_core.evaluation.assessment import assess, means, reference_logprobs
 from rloo_core.evaluation.figures import reward_and_kl
+from rloo_core.layout import Layout
 from rloo_core.models import add_lora, merge_lora, save_model
 from rloo_core.observer import Observer
 from rloo_core.reward_models import load_reward_model
@@ -21,6 +22,7 @@ from rloo_core.stages.common import (
     gold_reward,
     make_sampling,
     prompts_of,
+    stage_layout,
     stage_policy,
     stage_tokenizer,
     use_threads,
@@ -41,10 +43,11 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     sampling = make_sampling(
         sft, tokenizer, temperature=own.temperature, max_new_tokens=own.max_new_tokens, compute=compute
     )
+    layout = stage_layout(sft.base_model, compute, observer)
     model = add_lora(sft, settings.model.lora, own.seed)
     loop = TrainingLoop(make_accelerator(compute), model, own, own.steps, out, observer)
-    reward = _reward(settings, inputs, tokenizer, loop)
-    reference = _reference(settings, inputs, tokenizer, loop)
+    reward = _reward(settings, inputs, tokenizer, loop, layout)
+    reference = _reference(settings, inputs, tokenizer, loop, layout)
     train = prompts_of(inputs, "train", tokenizer, chat)
     held_out = prompts_of(inputs, "validation", tokenizer, chat, own.eval_prompts)
     monitor = partial(
@@ -72,6 +75,7 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
         kl_coef=own.kl_coef,
         missing_eos_penalty=own.missing_eos_penalty or 0.0,
         seed=own.seed,
+        layout=layout,
         monitor=lambda: {f"validation/{name}": value for name, value in means(monitor().first()).items()},
     )
     loop.run(method)
@@ -81,33 +85,42 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
 
 
 def _reward(
-    settings: PolicyStageSettings, inputs: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase, loop: TrainingLoop
+    settings: PolicyStageSettings,
+    inputs: Mapping[str, Path],
+    tokenizer: PreTrainedTokenizerBase,
+    loop: TrainingLoop,
+    layout: Layout,
 ) -> Reward:
     """The user's function, or the trained reward model."""
     if settings.algorithm.reward_function is not None:
         return FunctionReward(load_function(settings.algorithm.reward_function), tokenizer)
     model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer)
+    model.layout = layout
     prepared: nn.Module = loop.accelerator.prepare_model(model, evaluation_mode=True)
     return ModelReward(prepared, settings.compute.max_tokens_per_batch)
 
 
 def _reference(
-    settings: PolicyStageSettings, inputs: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase, loop: TrainingLoop
+    settings: PolicyStageSettings,
+    inputs: Mapping[str, Path],
+    tokenizer: PreTrainedTokenizerBase,
+    loop: TrainingLoop,
+    layout: Layout,
 ) -> ReferenceLogprobs | None:
     """Log-probs under the SFT model: the policy without its adapters, or a frozen copy; none where KL is free."""
     own = settings.algorithm
     if own.kl_coef == 0:
         return None
     if settings.model.lora.rank > 0:
-        return _without_adapters(loop, own.temperature)
+        return _without_adapters(loop, own.temperature, layout)
     copy: Any = stage_policy(inputs["sft"], tokenizer).requires_grad_(False)
-    return reference_logprobs(loop.accelerator.prepare_model(copy, evaluation_mode=True), own.temperature)
+    return reference_logprobs(loop.accelerator.prepare_model(copy, evaluation_mode=True), own.temperature, layout)
 
 
-def _without_adapters(loop: TrainingLoop, temperature: float) -> ReferenceLogprobs:
+def _without_adapters(loop: TrainingLoop, temperature: float, layout: Layout) -> ReferenceLogprobs:
     policy: Any = loop.accelerator.unwrap_model(loop.model)
     disable: Callable[[], Any] = policy.disable_adapter
-    plain = reference_logprobs(loop.model, temperature)
+    plain = reference_logprobs(loop.model, temperature, layout)
 
     def logprobs(groups: Any) -> Any:
         with disable():

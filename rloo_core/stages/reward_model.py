@@ -17,7 +17,15 @@ from rloo_core.reward_models import (
     score_completions,
 )
 from rloo_core.settings import RewardModelSettings, RewardModelStageSettings
-from rloo_core.stages.common import MODEL, given_completions, pad_id, stage_tokenizer, steps_for, use_threads
+from rloo_core.stages.common import (
+    MODEL,
+    given_completions,
+    pad_id,
+    stage_layout,
+    stage_tokenizer,
+    steps_for,
+    use_threads,
+)
 from rloo_core.tokenization import encode_completion, encode_prompt
 from rloo_core.trainer import TrainingLoop, make_accelerator
 from rloo_core.types import CompletionGroups
@@ -72,7 +80,9 @@ def _train(
             "there are no preference pairs to train a reward model on; bring a table `preferences`, or set "
             "reward_model.path to a trained one"
         )
-    model = add_reward_lora(new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed), settings.model.lora, own.seed)
+    plain = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
+    plain.layout = stage_layout(plain.classifier.base_model, settings.compute, observer)
+    model = add_reward_lora(plain, settings.model.lora, own.seed)
     steps = steps_for(own.epochs, len(splits["train"]), own.batch_size)
     loop = TrainingLoop(make_accelerator(settings.compute), model, own, steps, out, observer)
     loop.run(RewardModelling(loop.model, splits["train"], splits["validation"], own.batch_size, own.seed))

@@ -93,7 +93,9 @@ def test_learning_rate_warms_up_and_decays(tmp_path):
     assert [row["step"] for row in history if "validation/loss" in row] == [3, 6, 7]
 
 
-@pytest.mark.parametrize("place", ["accelerate.Accelerator.save_state", "rloo_core.checkpoints.fsync_tree", "pathlib.Path.rename"])
+@pytest.mark.parametrize(
+    "place", ["accelerate.Accelerator.save_state", "rloo_core.checkpoints.fsync_tree", "pathlib.Path.rename"]
+)
 def test_killed_while_saving_the_last_checkpoint_stands(tmp_path, monkeypatch, place):
     def die(*args, **kwargs):
         raise Stopped
