@@ -2,9 +2,10 @@
 
 Padded: one row a completion, its prompt repeated: P·K rows of S + T tokens. Every model takes it.
 
-Shared: one row a prompt, followed by its K completions as branches: P rows of S + K·T tokens. Each branch attends to
-the prompt and to itself, and its positions go on from the prompt's length, so the prompt is computed once and the numbers
-are the same. It needs a decoder that takes `position_ids` and a boolean 4-D mask; `choose_layout` tries it on the model.
+Shared: one row a prompt, followed by its K completions as branches: P rows of S + K·T tokens. Each branch attends
+to the prompt and to itself, and its positions go on from the prompt's length, so the prompt is computed once and the
+numbers are the same. It needs a decoder that takes `position_ids` and a boolean 4-D mask; `choose_layout` tries it on
+the model.
 """
 
 from enum import StrEnum
