@@ -38,6 +38,15 @@ def test_no_post_is_told_twice(tables):
     assert len({row["facts"].split(', "distractors"')[0] for row in rows}) == len(rows)
 
 
+def test_a_post_whose_facts_were_told_is_drawn_again(monkeypatch):
+    monkeypatch.setattr(
+        "rloo_core.data.synthetic.tables.write_post", lambda rng: write_post(random.Random(rng.choice(range(30))))
+    )
+    tables = build_tables(sizes(prompts=5, demonstrations=5, preferences=5, validation=2, test=2), seed=0)
+    rows = [row for splits in tables.values() for split in splits.values() for row in split]
+    assert len({row["prompt"] for row in rows}) == len(rows) == 23
+
+
 def test_completions_start_with_a_space_and_pairs_differ(tables):
     assert all(row["completion"].startswith(" ") for row in tables["demonstrations"]["train"])
     for row in tables["preferences"]["train"]:
