@@ -36,16 +36,16 @@ class Console:
     def line(self, text: str, style: str = "") -> None:
         """Print a line as it is: nothing in it is read as markup."""
         LOG.info(text)
-        self.rich.print(Text(text, style=style))
+        self.rich.print(Text(text, style=style), soft_wrap=True)
 
     def warning(self, text: str) -> None:
         """Print a warning."""
         LOG.warning(text)
-        self.rich.print(Text("warning: ", style="yellow").append(text, style="default"))
+        self.rich.print(Text("warning: ", style="yellow").append(text, style="default"), soft_wrap=True)
 
     def error(self, text: str) -> None:
         """Print an error; the log has its traceback."""
-        self.errors.print(Text("error: ", style="bold red").append(text, style="default"))
+        self.errors.print(Text("error: ", style="bold red").append(text, style="default"), soft_wrap=True)
 
     def plan(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Print what will be done: one line a stage."""

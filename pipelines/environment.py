@@ -13,6 +13,7 @@ QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # a stage has one bar, ours
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "TRANSFORMERS_VERBOSITY": "error",  # its reports on weights that a new head lacks are expected
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # seconds; with the two below a dead server costs a minute, not four

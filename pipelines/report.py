@@ -11,45 +11,48 @@ MISSING = "–"
 
 
 def final_table(summary: Summary) -> Table:
-    """What RLOO changed.
+    """What RLOO changed; fits into 80 columns.
 
     Args:
         summary: The evaluation stage's summary, with keys `evaluation/{sft,policy}/{greedy,sampled}/<metric>`,
             `evaluation/difference/{greedy,sampled}/<metric>` and `evaluation/sft/best_of_n/<metric>`. Absent ones show
-            as "–", rows without any value are left out.
+            as "–", rows without any value are left out. "best of n" is SFT's best sample by the reward model.
 
     Returns:
-        A row a metric and way of decoding; columns SFT, policy, difference.
+        A section a way of decoding, a row a metric; columns SFT, policy, difference.
     """
-    table = Table(box=box.SIMPLE_HEAD, title="SFT → policy, on held-out prompts (95 % intervals)", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title="SFT → policy on held-out prompts, 95 % intervals", title_justify="left")
     for column in ("", "SFT", "policy", "difference"):
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for decoding in ("sampled", "greedy"):
-        for label, cells in _rows(summary, decoding):
-            if any(cell != MISSING for cell in cells):
-                table.add_row(Text(label), *map(Text, cells))
+        rows = [(label, cells) for label, cells in _rows(summary, decoding) if any(cell != MISSING for cell in cells)]
+        if rows:
+            table.add_row(Text(decoding, style="bold"))
+        for label, cells in rows:
+            table.add_row(Text(f"  {label}"), *map(Text, cells))
     best = _rate(summary, "evaluation/sft/best_of_n")
     if best != MISSING:
-        table.add_row(Text("win rate, best of n of SFT by the reward model"), Text(best), Text(""), Text(""))
+        table.add_row(Text("best of n", style="bold"))
+        table.add_row(Text("  win rate, %"), Text(best))
     return table
 
 
 def _rows(summary: Summary, decoding: str) -> list[tuple[str, list[str]]]:
     sft, policy = f"evaluation/sft/{decoding}", f"evaluation/policy/{decoding}"
     difference = _rate(summary, f"evaluation/difference/{decoding}", signed=True)
-    rows = [(f"win rate, {decoding}", [_rate(summary, sft), _rate(summary, policy), difference])]
+    rows = [("win rate, %", [_rate(summary, sft), _rate(summary, policy), difference])]
     formats: list[tuple[str, str, Callable[[float], str]]] = [
         ("gold reward", "gold_reward", "{:.2f}".format),
         ("reward model", "proxy_reward", "{:.2f}".format),
         ("KL, nats", "kl", "{:.2f}".format),
         ("length, tokens", "length", "{:.1f}".format),
-        ("finished", "finished", "{:.0%}".format),
+        ("finished, %", "finished", lambda value: f"{100 * value:.1f}"),
     ]
     for label, key, show in formats:
         before, after = summary.get(f"{sft}/{key}"), summary.get(f"{policy}/{key}")
         cells = [MISSING if value is None else show(value) for value in (before, after)]
         change = MISSING if before is None or after is None else _signed(show, after - before)
-        rows.append((f"{label}, {decoding}", [*cells, change]))
+        rows.append((label, [*cells, change]))
     return rows
 
 
@@ -58,12 +61,12 @@ def _signed(show: Callable[[float], str], value: float) -> str:
 
 
 def _rate(summary: Summary, prefix: str, signed: bool = False) -> str:
-    """A win rate in percent with its interval: "62.1 % [59.0, 65.2]"; differences in points."""
+    """A win rate in percent with its interval: "62.1 [59.0, 65.2]"; differences are in points."""
     rate = summary.get(f"{prefix}/win_rate")
     if rate is None:
         return MISSING
     sign = "+" if signed else ""
-    text = f"{100 * rate:{sign}.1f} %"
+    text = f"{100 * rate:{sign}.1f}"
     low, high = summary.get(f"{prefix}/win_rate_low"), summary.get(f"{prefix}/win_rate_high")
     if low is None or high is None:
         return text

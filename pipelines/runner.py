@@ -93,6 +93,8 @@ def _run(
             body(directly)
         else:
             _as_flow(settings.name, body, overrides, selection, api_url, executor)
+        if "evaluation" in executor.outcomes:
+            tracker.result(executor.outcomes["evaluation"].summary)
     _finish(executor, console)
 
 

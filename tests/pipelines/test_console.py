@@ -37,11 +37,20 @@ def test_the_table_says_before_after_and_difference() -> None:
     console = recorded()
     console.rich.print(final_table(SUMMARY))
     lines = [" ".join(line.split()) for line in printed(console).splitlines()]
-    assert "win rate, sampled 25.0 % [22.3, 27.7] 50.0 % +25.0 % [+20.0, +30.0]" in lines
-    assert "length, tokens, sampled 20.0 18.5 −1.5" in lines
-    assert "finished, greedy – 100% –" in lines
-    assert "win rate, best of n of SFT by the reward model 41.0 %" in lines
+    assert lines[lines.index("sampled") + 1] == "win rate, % 25.0 [22.3, 27.7] 50.0 +25.0 [+20.0, +30.0]"
+    assert "length, tokens 20.0 18.5 −1.5" in lines
+    assert lines[lines.index("greedy") + 1] == "finished, % – 100.0 –"
+    assert lines[lines.index("best of n") + 1] == "win rate, % 41.0"
     assert not any("gold" in line for line in lines)  # no gold reward is known: no row
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    rates = {f"evaluation/{who}/sampled/win_rate{end}": 0.987 for who in ("sft", "policy", "difference")
+             for end in ("", "_low", "_high")}  # fmt: skip
+    console = Console(RichConsole(file=io.StringIO(), width=80))
+    console.rich.print(final_table({**SUMMARY, **rates}))
+    assert "98.7 [98.7, 98.7]" in printed(console)
+    assert "+98.7 [+98.7, +98.7]" in printed(console)
 
 
 def test_the_end_says_where_things_are_and_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

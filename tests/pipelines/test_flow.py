@@ -1,4 +1,4 @@
-"""The run as a Prefect flow on a temporary server. A server takes ten seconds to start, so all tests look at one run."""
+"""The run as a Prefect flow on a temporary server. Starting one takes ten seconds, so all tests look at one run."""
 
 import json
 import os

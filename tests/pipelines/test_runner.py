@@ -72,13 +72,14 @@ def test_a_first_run_executes_all_and_a_second_reuses_all(settings: ExperimentSe
     code, text = run(settings)
     assert code == 0, text
     assert fake_stages.calls == ALL
-    assert "25.0 %" in text
+    assert "win rate, %" in text
     assert "rloo ui" in text
     code, text = run(settings)
     assert code == 0, text
     assert fake_stages.calls == ALL
     (second, first), stages = runs(settings)
     assert {name: len(each) for name, each in stages.items()} == dict.fromkeys(ALL, 1)
+    assert {r.data.metrics["evaluation/policy/sampled/win_rate"] for r in (first, second)} == {0.5}
     assert [second.data.tags[f"reused.{name}"] for name in ALL] == [stages[name][0].info.run_id for name in ALL]
     assert {r.data.tags["mlflow.parentRunId"] for each in stages.values() for r in each} == {first.info.run_id}
     assert {r.info.status for r in [first, second, *(r for each in stages.values() for r in each)]} == {"FINISHED"}
