@@ -21,7 +21,12 @@ def final_table(summary: Summary) -> Table:
     Returns:
         A section a way of decoding, a row a metric; columns SFT, policy, difference.
     """
-    table = Table(box=box.SIMPLE_HEAD, title="SFT → policy on held-out prompts, 95 % intervals", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="SFT → policy on held-out prompts, 95 % intervals",
+        title_justify="left",
+        pad_edge=False,
+    )
     for column in ("", "SFT", "policy", "difference"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for decoding in ("sampled", "greedy"):
@@ -29,11 +34,11 @@ def final_table(summary: Summary) -> Table:
         if rows:
             table.add_row(Text(decoding, style="bold"))
         for label, cells in rows:
-            table.add_row(Text(f"  {label}"), *map(Text, cells))
+            table.add_row(Text(f" {label}"), *map(Text, cells))
     best = _rate(summary, "evaluation/sft/best_of_n")
     if best != MISSING:
         table.add_row(Text("best of n", style="bold"))
-        table.add_row(Text("  win rate, %"), Text(best))
+        table.add_row(Text(" win rate, %"), Text(best))
     return table
 
 

@@ -33,9 +33,7 @@ def warnings() -> list[str]:
 @pytest.fixture
 def tracker(settings: ExperimentSettings, warnings: list[str]) -> Iterator[Tracker]:
     tracker = Tracker.open(settings, warnings.append)
-    tracker.start(
-        "name: tiny\n", ["seed=1"], [{"stage": "sft", "action": "run", "reason": "a | b"}], {"prefect.run": "p1"}
-    )
+    tracker.start("name: tiny\n", ["seed=1"], [{"stage": "sft", "action": "run", "reason": "a | b"}])
     yield tracker
     tracker.finish("FINISHED")
 
