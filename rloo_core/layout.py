@@ -98,7 +98,7 @@ def _shared_rows(groups: CompletionGroups) -> Rows:
     prompt_positions = (groups.prompt_mask.long().cumsum(-1) - 1).clamp(min=0)
     branch_positions = groups.prompt_mask.sum(-1, keepdim=True) + steps
     inputs = {
-        "input_ids": torch.cat([groups.prompt_ids, groups.completion_ids.view(prompts, -1)], dim=1),
+        "input_ids": torch.cat([groups.prompt_ids, groups.completion_ids.reshape(prompts, -1)], dim=1),
         "attention_mask": _branch_mask(groups)[:, None],
         "position_ids": torch.cat([prompt_positions, branch_positions], dim=1),
     }
@@ -120,7 +120,7 @@ def _branch_mask(groups: CompletionGroups) -> Tensor:
     column = torch.arange(len(branch), device=device)
     visible = (branch[:, None] == branch) | (branch == 0)
     visible &= column <= column[:, None]
-    real = torch.cat([groups.prompt_mask, groups.response_mask.view(prompts, -1)], dim=1)
+    real = torch.cat([groups.prompt_mask, groups.response_mask.reshape(prompts, -1)], dim=1)
     return (visible & real[:, None, :]) | torch.eye(len(branch), dtype=torch.bool, device=device)
 
 

@@ -37,7 +37,7 @@ def completion_logprobs(
     outputs: Any = model(**rows.inputs, use_cache=False, logits_to_keep=rows.tokens + 1)
     log_softmax = (in_float32(outputs.logits) / temperature).log_softmax(-1)
     count, _, vocabulary = log_softmax.shape
-    chosen = rows.predictors * vocabulary + groups.completion_ids.view(count, -1)
+    chosen = rows.predictors * vocabulary + groups.completion_ids.reshape(count, -1)
     logprobs = log_softmax.view(count, -1).gather(1, chosen).view(groups.completion_ids.shape)
     with torch.no_grad():
         entropy = -(log_softmax.exp() * log_softmax).sum(-1)[:, rows.predictors].view(groups.completion_ids.shape)

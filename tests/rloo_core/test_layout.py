@@ -92,3 +92,16 @@ def test_it_is_not_used_where_the_model_does_not(architecture, changes, reason):
     with pytest.raises(ValueError, match=reason):
         choose_layout(decoder, "shared")
     assert "compute.layout" in why
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_selection_with_fewer_columns_gives_the_same_numbers(layout):
+    model, whole = tiny_model("gpt_neox"), ragged()
+    part = whole.select([2, 1])
+    assert part.completion_ids.shape[-1] == 5
+    narrow = whole.select([2])
+    assert narrow.completion_ids.shape[-1] == 3
+    expected = completion_logprobs(model, whole, temperature=1.0, layout=layout).logprobs
+    for groups, indices in ((part, [2, 1]), (narrow, [2])):
+        found = completion_logprobs(model, groups, temperature=1.0, layout=layout).logprobs
+        torch.testing.assert_close(found, expected[indices, :, : found.shape[-1]])
