@@ -38,7 +38,7 @@ OLD_NAMES: Mapping[str, str] = {
     "local_rollout_forward_batch_size": BY_BATCH_TOKENS,
     "micro_batch_size": BY_BATCH_TOKENS,
     "micro_train_batch_size": BY_BATCH_TOKENS,
-    "per_device_eval_batch_size": "evaluation.batch_size",
+    "per_device_eval_batch_size": "compute.max_tokens_per_batch",
     "num_train_epochs": "epochs",
     "lr": "learning_rate",
     "lr_scheduler_type": "schedule",

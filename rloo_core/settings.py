@@ -132,7 +132,6 @@ class EvaluationSettings(Settings):
 
     seed: CountOrZero
     prompts: Count | None
-    batch_size: Count
     temperature: Positive
     max_new_tokens: Count
     best_of: CountOrZero

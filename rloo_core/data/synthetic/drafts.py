@@ -7,6 +7,7 @@ from rloo_core.data.synthetic.summaries import CLOSERS, OPENERS, OPTIONAL_SLOTS,
 
 DEMONSTRATIONS = {"perfect": 0.22, "one": 0.22, "two": 0.18, "three": 0.15, "swapped": 0.09, "rambling": 0.14}
 MISTAKES = ("wrong", "cut", "stutter", "gap", "tangle")
+EDITS = {"dropped": 0.35, "wrong": 0.15, "cut": 0.1, "stutter": 0.2, "gap": 0.2}
 SHAPE_WEIGHTS = (0.5, 0.25, 0.25)
 FORGETFULNESS = {"when": 10, "relation": 1, "name": 1, "object": 1, "feeling": 1, "ask": 1}
 
@@ -51,17 +52,45 @@ def mistake(rng: random.Random, post: Post) -> str:
         if rng.random() < 0.5:
             facts = _with_one_wrong(rng, facts, {}, OPTIONAL_SLOTS)
         return write_summary(_without(rng, facts, rng.choice((0, 0, 1))), rng.choices(SHAPES, SHAPE_WEIGHTS)[0])
-    words = demonstration(rng, post).split(" ")[1:]
+    draft = demonstration(rng, post)
+    return _tangled(rng, draft, demonstration(rng, post)) if kind == "tangle" else _mangled(rng, draft, kind)
+
+
+def edited_pair(rng: random.Random, post: Post) -> tuple[str, str]:
+    """A summary and the same one after a single edit: one value wrong, one fact gone, or words cut, doubled or lost.
+
+    Pairs that differ in one thing teach a reward model what that thing is worth; drafts that differ in everything teach
+    it little a pair.
+    """
+    facts, shape = _without(rng, post.facts, rng.choice((0, 0, 1, 2))), rng.choices(SHAPES, SHAPE_WEIGHTS)[0]
+    draft = write_summary(facts, shape)
+    kind = rng.choices(list(EDITS), list(EDITS.values()))[0]
+    if kind == "wrong":
+        tempting = {slot: value for slot, value in post.distractors.items() if slot in facts}
+        return draft, write_summary(_with_one_wrong(rng, facts, tempting, OPTIONAL_SLOTS), shape)
+    if kind == "dropped":
+        return draft, write_summary(_without(rng, facts, 1), shape)
+    return draft, _mangled(rng, draft, kind)
+
+
+def _mangled(rng: random.Random, draft: str, kind: str) -> str:
+    """A draft cut off, with a word or the last words said twice, or with a word missing."""
+    words = draft.split(" ")[1:]
     at = rng.randrange(2, len(words))
     if kind == "cut":
         words = words[:at]
     elif kind == "stutter":
         words = words[:at] + words[at - rng.choice((1, 1, 2, 3)) :] if at > 3 else words[:at] + words[at - 1 :]
-    elif kind == "gap":
-        words = words[: at - 1] + words[at:]
     else:
-        words = words[:at] + demonstration(rng, post).split(" ")[-min(at, 8) :]
+        words = words[: at - 1] + words[at:]
     return " " + " ".join(words)
+
+
+def _tangled(rng: random.Random, draft: str, other: str) -> str:
+    """The beginning of one draft and the end of another."""
+    words = draft.split(" ")[1:]
+    at = rng.randrange(2, len(words))
+    return " " + " ".join(words[:at] + other.split(" ")[-min(at, 8) :])
 
 
 def _without(rng: random.Random, facts: dict[str, str], count: int) -> dict[str, str]:

@@ -4,14 +4,15 @@ import math
 import random
 from collections.abc import Iterator
 
-from rloo_core.data.synthetic.drafts import demonstration, mistake, reference
+from rloo_core.data.synthetic.drafts import demonstration, edited_pair, mistake, reference
 from rloo_core.data.synthetic.gold import gold_reward
 from rloo_core.data.synthetic.posts import Post, write_post
 from rloo_core.random_streams import seed_for
 from rloo_core.settings import SyntheticSettings
 
 Rows = list[dict[str, object]]
-MISTAKE_SHARE = 0.5
+EDITED_SHARE = 0.6  # of the preference pairs: a summary and the same one after an edit
+MISTAKE_SHARE = 0.5  # of the other candidates: a model's mistake
 
 
 def build_tables(settings: SyntheticSettings, seed: int) -> dict[str, dict[str, Rows]]:
@@ -71,6 +72,10 @@ def preference(rng: random.Random, post: Post, label_temperature: float) -> dict
 
 
 def _two_summaries(rng: random.Random, post: Post) -> tuple[str, str]:
+    if rng.random() < EDITED_SHARE:
+        pair = edited_pair(rng, post)
+        return pair
+
     def draw() -> str:
         return mistake(rng, post) if rng.random() < MISTAKE_SHARE else demonstration(rng, post)
 

@@ -9,7 +9,8 @@ def test_higher_wins_and_a_tie_is_one_half():
 
 
 def test_wilson_worked_by_hand():
-    # 8 of 10, z = 1.96: centre (0.8 + 0.19207) / 1.38415 = 0.71674, half-width 0.22657 (Brown, Cai & DasGupta 2001, eq. 4)
+    # 8 of 10, z = 1.96: centre (0.8 + 0.19207) / 1.38415 = 0.71674, half-width 0.22657
+    # (Brown, Cai & DasGupta 2001, eq. 4)
     estimate = win_rate([1.0] * 8 + [0.0] * 2)
     assert estimate == pytest.approx((0.8, 0.49016, 0.94331), abs=1e-5)
 
