@@ -84,6 +84,8 @@ class TrainingLoop:
     def run(self, method: Method) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
         first = self._resume(method)
+        if first == 0 and self.settings.eval_every > 0:
+            self._report(0, method.evaluate(0))
         last_saved = time.monotonic()
         for step in range(first, self.steps):
             started = time.monotonic()
@@ -98,8 +100,7 @@ class TrainingLoop:
             seconds = time.monotonic() - started
             if self._is_due(done, self.settings.eval_every) or done == self.steps:
                 values |= method.evaluate(done)
-            self._record(done, values)
-            self.observer.metrics(done, {**values, "time/step_seconds": seconds})
+            self._report(done, values, {"time/step_seconds": seconds})
             self.observer.progress(done, self.steps, _note(values))
             minutes = (time.monotonic() - last_saved) / 60
             if done < self.steps and (
@@ -113,16 +114,18 @@ class TrainingLoop:
         path = self.directory / HISTORY
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def _record(self, step: int, values: Mapping[str, float]) -> None:
+    def _report(self, step: int, values: Mapping[str, float], timing: Mapping[str, float] | None = None) -> None:
+        """Tell the observer, and keep what does not depend on the machine's speed."""
         with (self.directory / HISTORY).open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
+        self.observer.metrics(step, {**values, **(timing or {})})
 
     def _forget_after(self, step: int) -> None:
         """Drop what a killed run recorded after its last checkpoint (a half-written line, too)."""
         path = self.directory / HISTORY
         if path.exists():
-            kept = path.read_text().splitlines()[:step]
-            path.write_text("".join(line + "\n" for line in kept))
+            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
 
     def _take(self, update: Update) -> float:
         """Backward over the micro-batches, clip, step. Returns the gradient norm before clipping."""
@@ -138,10 +141,11 @@ class TrainingLoop:
 
     def _resume(self, method: Method) -> int:
         found = load_newest_checkpoint(self.accelerator, self.directory / "checkpoints")
-        step, state = found or (0, {})
-        self._forget_after(step)
         if found is None:
+            (self.directory / HISTORY).unlink(missing_ok=True)
             return 0
+        step, state = found
+        self._forget_after(step)
         self.schedule.load_state_dict(state["schedule"])  # type: ignore[arg-type]
         method.restore(state["method"])  # type: ignore[arg-type]
         self.observer.message(f"resumed from step {step} of {self.steps}")
