@@ -13,6 +13,7 @@ QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # a stage has one bar, ours
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "TQDM_DISABLE": "1",  # the same, for bars of libraries that have no switch of their own
     "TRANSFORMERS_VERBOSITY": "error",  # its reports on weights that a new head lacks are expected
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -35,14 +36,15 @@ def prepare(root: Path, environ: "os._Environ[str] | dict[str, str] | None" = No
     """Set what is not set yet. Call it before `prefect` or `mlflow` is imported.
 
     Args:
-        root: The run root; Prefect's home becomes `<root>/prefect`.
+        root: The run root; Prefect's home becomes `<root>/prefect`, Matplotlib's font cache lies there too.
         environ: The environment to change; the process's own by default.
 
     Returns:
         Warnings worth showing: variables of another MLflow run, which are ignored.
     """
     environ = os.environ if environ is None else environ
-    for name, value in {**QUIET, "PREFECT_HOME": str(root / "prefect")}.items():
+    places = {"PREFECT_HOME": str(root / "prefect"), "MPLCONFIGDIR": str(root / "cache" / "matplotlib")}
+    for name, value in {**QUIET, **places}.items():
         environ.setdefault(name, value)
     return [
         f"{name}={environ[name]} in the environment is ignored: every run is named explicitly."

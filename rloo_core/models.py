@@ -72,6 +72,8 @@ def load_causal_lm(
     model = AutoModelForCausalLM.from_pretrained(
         path, revision=revision or "main", dtype=torch.float32, trust_remote_code=False, **source
     )
+    if gguf_file:  # the weights are float32 by now; without this mark they can be saved and trained like any others
+        model.hf_quantizer.remove_quantization_config(model)
     fit_vocabulary(model, tokenizer)
     return disable_dropout(model)
 
