@@ -30,7 +30,7 @@ ALL = list(STAGES)
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_mlflow: Path) -> Iterator[ExperimentSettings]:
     install_fake_stages(monkeypatch)
-    for name in ("PREFECT_HOME", "MPLCONFIGDIR", *runner.environment.QUIET):  # what the run sets is undone after the test
+    for name in ("PREFECT_HOME", "MPLCONFIGDIR", *runner.environment.QUIET):  # undone after the test
         monkeypatch.setenv(name, os.environ.get(name, runner.environment.QUIET.get(name, str(tmp_path / "prefect"))))
     fake_stages.calls.clear()
     fake_stages.trouble.clear()
