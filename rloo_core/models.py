@@ -69,13 +69,14 @@ def load_causal_lm(
         gguf_file: Name of a GGUF file in the directory.
     """
     source = {"gguf_file": gguf_file} if gguf_file else {"use_safetensors": True}
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         path, revision=revision or "main", dtype=torch.float32, trust_remote_code=False, **source
     )
     if gguf_file:  # the weights are float32 by now; without this mark they can be saved and trained like any others
         model.hf_quantizer.remove_quantization_config(model)
     fit_vocabulary(model, tokenizer)
-    return disable_dropout(model)
+    plain: PreTrainedModel = disable_dropout(model)
+    return plain
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
