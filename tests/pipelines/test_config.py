@@ -154,10 +154,10 @@ def test_yaml_is_the_whole_truth():
             "algorithm.max_new_tokens=65",
             "data.max_prompt_tokens + algorithm.max_new_tokens = 257, but model.scratch.max_positions=256; set it to 257 or more",
         ),
-        ("model.scratch.heads=5", "model.scratch.heads=5, but it must divide model.scratch.hidden_size=128"),
+        ("model.scratch.heads=5", "model.scratch.heads=5, but it must divide model.scratch.hidden_size=96"),
         (
-            "model.scratch.rotary_fraction=0.1",
-            "model.scratch.rotary_fraction=0.1 of 32 dimensions a head is 3, but it must be an even number of at least 2 "
+            "model.scratch.rotary_fraction=0.15",
+            "model.scratch.rotary_fraction=0.15 of 24 dimensions a head is 3, but it must be an even number of at least 2 "
             "(dimensions are rotated in pairs)",
         ),
         (

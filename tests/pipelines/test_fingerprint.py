@@ -15,6 +15,7 @@ from pipelines.digests import SMALL, DigestCache
 from pipelines.fingerprint import LENGTH, own_parts, resolved_device, stage_fingerprint
 from rloo_core.stages import STAGES
 
+BASE = ["compute.threads=2", "sft.epochs=3", "sft.learning_rate=0.002"]  # whatever conf/ has
 INPUTS = dict.fromkeys(STAGES, "digest")
 
 
@@ -33,7 +34,7 @@ def stages_changed(tmp_path, before, after):
 
 
 def test_form(tmp_path):
-    made = fingerprint("sft", tmp_path)
+    made = fingerprint("sft", tmp_path, "sft.epochs=3")
     assert len(made.hex) == LENGTH
     assert set(made.hex) <= set("0123456789abcdef")
     assert made.parts["settings/sft.epochs"] == 3.0
@@ -63,7 +64,7 @@ def test_form(tmp_path):
     ],
 )
 def test_settings_change_the_stages_that_read_them(tmp_path, override, stages):
-    assert stages_changed(tmp_path, [], [override]) == stages
+    assert stages_changed(tmp_path, BASE, [*BASE, override]) == stages
 
 
 def test_the_shape_of_a_new_model_is_nothing_to_the_data(tmp_path):
