@@ -1,7 +1,6 @@
 """What a completion is worth: a reward model, or any Python function."""
 
 import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from rloo_core.types import CompletionGroups
 
 Row = Mapping[str, Any]
 RewardFunction = Callable[..., Sequence[float]]
+LARGEST = torch.finfo(torch.float32).max
 
 
 class Reward(Protocol):
@@ -39,7 +39,10 @@ class FunctionReward:
     """Rewards of a Python function `f(prompts, completions, **columns) -> list of numbers`.
 
     The function gets one entry a completion: the prompt as it stands in the table, the completion's text, and every
-    other column of the prompts table by name (TRL's convention).
+    other column of the prompts table by name (TRL's convention), so it takes `**columns`.
+
+    Raises:
+        ValueError: On a call, if the function raises, or returns anything but one finite number a completion.
     """
 
     def __init__(self, function: RewardFunction, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -51,7 +54,10 @@ class FunctionReward:
         texts = [decode_completion(self.tokenizer, ids) for group in groups.completion_lists() for ids in group]
         spread = [row for row in rows for _ in range(groups.group_size)]
         columns = {name: [row[name] for row in spread] for name in rows[0] if name != "prompt"}
-        values = self.function(prompts=[row["prompt"] for row in spread], completions=texts, **columns)
+        try:
+            values = self.function(prompts=[row["prompt"] for row in spread], completions=texts, **columns)
+        except Exception as error:
+            raise ValueError(f"reward function {self.name} raised {type(error).__name__}: {error}") from error
         return torch.tensor(self._checked(values, len(texts))).view(len(rows), groups.group_size)
 
     def _checked(self, values: Sequence[float], expected: int) -> list[float]:
@@ -59,7 +65,8 @@ class FunctionReward:
             got = f"{len(values)} values" if isinstance(values, Sequence) else type(values).__name__
             raise ValueError(f"reward function {self.name} must return a list of {expected} numbers; got {got}")
         for index, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            number = not isinstance(value, bool) and isinstance(value, int | float)
+            if not number or not abs(value) <= LARGEST:  # NaN is not, either
                 raise ValueError(f"reward function {self.name} must return finite numbers; row {index} is {value!r}")
         return [float(value) for value in values]
 

@@ -1,6 +1,7 @@
 """The one training loop. SFT, reward model, DPO and the online methods differ in the step they take."""
 
 import json
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -116,6 +117,7 @@ class TrainingLoop:
 
     def _report(self, step: int, values: Mapping[str, float], timing: Mapping[str, float] | None = None) -> None:
         """Tell the observer, and keep what does not depend on the machine's speed."""
+        self._refuse_divergence(values)
         with (self.directory / HISTORY).open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         self.observer.metrics(step, {**values, **(timing or {})})
@@ -134,10 +136,21 @@ class TrainingLoop:
             with _maybe(self.accelerator.no_sync, self.model, skip=synchronise):
                 # Accelerate's wrappers average gradients over processes; the step's loss is their sum
                 self.accelerator.backward(loss() * self.accelerator.num_processes)
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm) or 0.0)
+        self._refuse_divergence({"grad/norm": norm})
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(norm) if norm is not None else 0.0
+        return norm
+
+    def _refuse_divergence(self, values: Mapping[str, float]) -> None:
+        """Stop before a checkpoint or a model is written from numbers that are none."""
+        wrong = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
+        if wrong:
+            raise ValueError(
+                f"training has diverged: {', '.join(wrong[:3])}. Lower the stage's learning_rate (now "
+                f"{self.settings.learning_rate:g}) or max_grad_norm (now {self.settings.max_grad_norm:g}), and look at "
+                f"its data and rewards; nothing of this stage is kept but its checkpoints"
+            )
 
     def _resume(self, method: Method) -> int:
         found = load_newest_checkpoint(self.accelerator, self.directory / "checkpoints")
@@ -162,7 +175,13 @@ class TrainingLoop:
 
 
 def make_accelerator(compute: ComputeSettings) -> Accelerator:
-    """The Accelerator of a stage: device and mixed precision (autocast over float32 weights)."""
+    """The Accelerator of a stage: device and mixed precision (autocast over float32 weights).
+
+    Raises:
+        ValueError: If there is no such device, or there are several processes.
+    """
+    if compute.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("compute.device=cuda, but torch finds no CUDA device here; set compute.device=auto or cpu")
     accelerator = Accelerator(
         cpu=compute.device == "cpu", mixed_precision="bf16" if compute.precision == "bfloat16" else "no"
     )

@@ -26,6 +26,11 @@ class GivenCompletions:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def longest_row(self) -> int:
+        """Tokens of the longest prompt + completion; 0 if there are none."""
+        pairs = zip(self.prompts, self.completions, strict=True)
+        return max((len(prompt) + max(map(len, group)) for prompt, group in pairs), default=0)
+
     def step(self, step: int, batch_size: int, seed: int) -> list[CompletionGroups]:
         """The micro-batches of a training step."""
         return self._micro_batches(step_indices(step, batch_size, len(self), seed, "training order"))

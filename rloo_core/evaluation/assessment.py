@@ -32,7 +32,7 @@ class Assessment:
     texts: list[list[str]]
     proxy_reward: Tensor
     gold_reward: Tensor | None
-    kl: Tensor
+    kl: Tensor | None
     length: Tensor
     finished: Tensor
 
@@ -79,7 +79,7 @@ def assess(
 
     Args:
         policy: The model that writes.
-        reference: Log-probs under the reference policy; None where it is the policy itself, whose KL is 0.
+        reference: Log-probs under the reference policy; None leaves the KL unmeasured.
         prompts: What to write about.
         tokenizer: Turns ids into text.
         sampling: Temperature (0: greedy), length, special tokens, batch budget.
@@ -102,7 +102,6 @@ def assess(
         rows = [prompts.rows[i] for i in batch]
         measured = {"proxy_reward": proxy(groups, rows), "length": groups.response_mask.sum(-1).float()}
         measured["finished"] = finished(groups, sampling.eos_ids).float()
-        measured["kl"] = torch.zeros_like(measured["length"])
         if reference is not None:
             measured["kl"] = _kl(policy, reference, groups.to(device), kl_temperature).cpu()
         if gold is not None:
@@ -118,7 +117,7 @@ def assess(
         texts,
         values["proxy_reward"],
         values.get("gold_reward"),
-        values["kl"],
+        values.get("kl"),
         values["length"],
         values["finished"],
     )

@@ -15,7 +15,7 @@ def reward_and_kl(history: Sequence[Mapping[str, float]]) -> Figure:
     """
     figure = Figure(figsize=(7, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    _line(top, history, "reward/mean", BLUE, "proxy reward, training prompts", alpha=0.55)
+    _line(top, history, "reward/mean", BLUE, "reward, training prompts (less what cut-off completions pay)", alpha=0.55)
     _marks(top, history, "validation/proxy_reward", BLUE, "o", "proxy reward, held-out prompts")
     _marks(top, history, "validation/gold_reward", ORANGE, "s", "gold reward, held-out prompts (never trained on)")
     top.set_ylabel("reward")

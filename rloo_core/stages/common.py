@@ -28,9 +28,29 @@ def stage_tokenizer(inputs: Mapping[str, Path]) -> PreTrainedTokenizerBase:
     return load_tokenizer(str(inputs["data"] / "tokenizer"))
 
 
-def stage_policy(directory: Path, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The causal language model that a stage left."""
-    return load_causal_lm(directory / MODEL, tokenizer)
+def stage_policy(
+    directory: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device | None = None
+) -> PreTrainedModel:
+    """The causal language model that a stage left, on the CPU unless a device is given."""
+    model: Any = load_causal_lm(directory / MODEL, tokenizer)
+    moved: PreTrainedModel = model.to(device) if device is not None else model
+    return moved
+
+
+def check_context(model: PreTrainedModel, longest: int, remedy: str) -> None:
+    """Refuse rows that are longer than the model can read, before anything is computed.
+
+    Args:
+        model: Its config may say how many positions it has.
+        longest: Tokens of the longest row.
+        remedy: The settings to lower.
+
+    Raises:
+        ValueError: If a row does not fit.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(limit, int) and longest > limit:
+        raise ValueError(f"the longest row has {longest} tokens, but the model reads at most {limit}; lower {remedy}")
 
 
 def given_completions(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -25,6 +26,7 @@ from rloo_core.stages.common import (
     use_threads,
 )
 from rloo_core.tokenization import encode_completion
+from rloo_core.trainer import make_accelerator
 from rloo_core.types import CompletionGroups
 
 POLICIES = ("sft", "policy")
@@ -63,11 +65,12 @@ def run(
     """
     use_threads(settings.compute)
     tokenizer = stage_tokenizer(inputs)
-    bench = _bench(settings, inputs, tokenizer)
+    device = make_accelerator(settings.compute).device
+    bench = _bench(settings, inputs, tokenizer, device)
     total = len(POLICIES) * len(MODES)
     assessments: dict[tuple[str, str], Assessment] = {}
     for name in POLICIES:
-        model = bench.reference_model if name == "sft" else stage_policy(inputs[name], tokenizer)
+        model = bench.reference_model if name == "sft" else stage_policy(inputs[name], tokenizer, device)
         for mode in MODES:
             done = len(assessments)
             observer.progress(done, total, f"{name}, {mode}")
@@ -78,7 +81,8 @@ def run(
     for key, assessment in assessments.items():
         prefix = "evaluation/" + "/".join(key)
         summary |= _named(f"{prefix}/win_rate", win_rate(outcomes[key]))
-        summary |= {f"{prefix}/{name}": value for name, value in means(assessment.first()).items()}
+        measures = {"kl": 0.0} | means(assessment.first())  # the SFT model is the reference, so its KL is not measured
+        summary |= {f"{prefix}/{name}": value for name, value in measures.items()}
     for mode in MODES:
         difference = paired_difference(outcomes["policy", mode], outcomes["sft", mode])
         summary |= _named(f"evaluation/difference/{mode}/win_rate", difference)
@@ -91,7 +95,12 @@ def run(
     return summary
 
 
-def _bench(settings: EvaluationStageSettings, inputs: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase) -> Bench:
+def _bench(
+    settings: EvaluationStageSettings,
+    inputs: Mapping[str, Path],
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+) -> Bench:
     own, max_tokens = settings.evaluation, settings.compute.max_tokens_per_batch
     every = prompts_of(inputs, "test", tokenizer, settings.model.chat_template)
     having = [i for i, row in enumerate(every.rows) if row.get("reference")][: own.prompts]
@@ -101,14 +110,16 @@ def _bench(settings: EvaluationStageSettings, inputs: Mapping[str, Path], tokeni
             f"Raise data.test_fraction, or bring more rows"
         )
     prompts = Prompts([every.ids[i] for i in having], [every.rows[i] for i in having])
-    proxy = ModelReward(load_reward_model(inputs["reward_model"] / MODEL, tokenizer), max_tokens)
+    reward_model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer).to(device)
+    proxy = ModelReward(reward_model, max_tokens)
     gold = gold_reward(prompts, tokenizer) if own.judge != "reward" else None
     if gold is None and own.judge == "gold":
         raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
     references = [[encode_completion(tokenizer, row["reference"])] for row in prompts.rows]
     groups = CompletionGroups.from_ids(prompts.ids, references, pad_id(tokenizer))
     scores = (gold or proxy)(groups, prompts.rows)[:, 0].tolist()
-    return Bench(settings, tokenizer, prompts, proxy, gold, scores, stage_policy(inputs["sft"], tokenizer))
+    reference_model = stage_policy(inputs["sft"], tokenizer, device)
+    return Bench(settings, tokenizer, prompts, proxy, gold, scores, reference_model)
 
 
 def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:

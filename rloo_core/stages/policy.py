@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rloo_core.algorithms.rloo import ReferenceLogprobs, Rloo
-from rloo_core.evaluation.assessment import assess, means, reference_logprobs
+from rloo_core.evaluation.assessment import Assessment, assess, means, reference_logprobs
 from rloo_core.evaluation.figures import reward_and_kl
 from rloo_core.layout import Layout
 from rloo_core.models import add_lora, merge_lora, save_model
@@ -19,6 +19,7 @@ from rloo_core.rewards import FunctionReward, ModelReward, Reward, load_function
 from rloo_core.settings import PolicyStageSettings
 from rloo_core.stages.common import (
     MODEL,
+    check_context,
     gold_reward,
     make_sampling,
     prompts_of,
@@ -43,12 +44,14 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     sampling = make_sampling(
         sft, tokenizer, temperature=own.temperature, max_new_tokens=own.max_new_tokens, compute=compute
     )
+    train = prompts_of(inputs, "train", tokenizer, chat)
+    longest = max(map(len, train.ids)) + own.max_new_tokens
+    check_context(sft, longest, "data.max_prompt_tokens or algorithm.max_new_tokens")
     layout = stage_layout(sft.base_model, compute, observer)
     model = add_lora(sft, settings.model.lora, own.seed)
     loop = TrainingLoop(make_accelerator(compute), model, own, own.steps, out, observer)
     reward = _reward(settings, inputs, tokenizer, loop, layout)
     reference = _reference(settings, inputs, tokenizer, loop, layout)
-    train = prompts_of(inputs, "train", tokenizer, chat)
     held_out = prompts_of(inputs, "validation", tokenizer, chat, own.eval_prompts)
     monitor = partial(
         assess,
@@ -76,12 +79,16 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
         missing_eos_penalty=own.missing_eos_penalty or 0.0,
         seed=own.seed,
         layout=layout,
-        monitor=lambda: {f"validation/{name}": value for name, value in means(monitor().first()).items()},
+        monitor=lambda: _validation(monitor) if held_out.ids else {},
     )
     loop.run(method)
     observer.figure("reward_and_kl", reward_and_kl(loop.history()))
     save_model(merge_lora(loop.accelerator.unwrap_model(loop.model)), tokenizer, out / MODEL)
     return dict(loop.history()[-1])
+
+
+def _validation(monitor: Callable[[], Assessment]) -> dict[str, float]:
+    return {f"validation/{name}": value for name, value in means(monitor().first()).items()}
 
 
 def _reward(

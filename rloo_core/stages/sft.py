@@ -7,7 +7,7 @@ from rloo_core.algorithms.sft import SupervisedMethod
 from rloo_core.models import add_lora, merge_lora, save_model, start_model
 from rloo_core.observer import Observer
 from rloo_core.settings import SftStageSettings
-from rloo_core.stages.common import MODEL, given_completions, stage_tokenizer, steps_for, use_threads
+from rloo_core.stages.common import MODEL, check_context, given_completions, stage_tokenizer, steps_for, use_threads
 from rloo_core.trainer import TrainingLoop, make_accelerator
 
 
@@ -20,11 +20,13 @@ def run(settings: SftStageSettings, inputs: Mapping[str, Path], out: Path, obser
     use_threads(settings.compute)
     sft, chat = settings.sft, settings.model.chat_template
     tokenizer = stage_tokenizer(inputs)
-    model = add_lora(start_model(settings.model, tokenizer, sft.seed), settings.model.lora, sft.seed)
+    start = start_model(settings.model, tokenizer, sft.seed)
     splits = {
         split: given_completions(inputs, "demonstrations", split, ["completion"], tokenizer, chat, settings.compute)
         for split in ("train", "validation")
     }
+    check_context(start, max(part.longest_row() for part in splits.values()), "data.max_total_tokens")
+    model = add_lora(start, settings.model.lora, sft.seed)
     steps = steps_for(sft.epochs, len(splits["train"]), sft.batch_size)
     loop = TrainingLoop(make_accelerator(settings.compute), model, sft, steps, out, observer)
     loop.run(SupervisedMethod(loop.model, splits["train"], splits["validation"], sft.batch_size, sft.seed))

@@ -149,3 +149,18 @@ def test_how_a_step_is_split_changes_nothing_but_rounding(tmp_path):
         results.append(model.weight.detach().clone())
     for other in results[1:]:
         torch.testing.assert_close(other, results[0])
+
+
+def test_a_run_that_diverges_stops_and_writes_nothing(tmp_path):
+    class Diverging(Regression):
+        def _loss(self, x):
+            return super()._loss(x) * (float("nan") if self.seen[-1] == 3 else 1.0)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    (tmp_path / "run").mkdir()
+    loop = TrainingLoop(make_accelerator(COMPUTE), model, settings(), STEPS, tmp_path / "run", SilentObserver())
+    with pytest.raises(ValueError, match=r"training has diverged: grad/norm is nan\. Lower .* learning_rate \(now 0\.1\)"):
+        loop.run(Diverging(loop.model))
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]

@@ -55,3 +55,16 @@ def test_functions_are_loaded_by_module_and_name():
     for path in ("math:nothing", "no_such_module:f", "math:pi"):
         with pytest.raises(ValueError, match=f"algorithm.reward_function={path}"):
             load_function(path)
+
+
+def test_an_error_in_the_function_names_it():
+    def my_reward(prompts, completions, **columns):
+        raise KeyError("nope")
+
+    with pytest.raises(ValueError, match="reward function my_reward raised KeyError: 'nope'"):
+        FunctionReward(my_reward, tiny_tokenizer())(groups(), ROWS)
+
+
+def test_a_number_too_large_for_float32_is_not_finite():
+    with pytest.raises(ValueError, match="row 0 is 1e\\+39"):
+        FunctionReward(lambda prompts, completions, **columns: [1e39, 0, 0, 0], tiny_tokenizer())(groups(), ROWS)
