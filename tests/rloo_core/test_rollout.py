@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from scipy import stats
@@ -107,3 +109,37 @@ def test_finished_knows_every_eos():
     groups = CompletionGroups.from_ids([[3]], [[[4, 1], [4, 2], [4, 4], [1]]], PAD)
     assert finished(groups, [1, 2]).tolist() == [[True, True, False, True]]
     assert VOCAB > 2
+
+
+class _Constant(torch.nn.Module):
+    """Always writes the same token, and counts how often it is asked."""
+
+    def __init__(self, token):
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.nn.functional.one_hot(torch.tensor(token), VOCAB) * 50.0)
+        self.calls = 0
+
+    def forward(self, input_ids, **ignored):
+        self.calls += 1
+        return SimpleNamespace(logits=self.logits.expand(len(input_ids), 1, -1), cache=self)
+
+    def batch_repeat_interleave(self, repeats): ...
+
+
+@pytest.mark.parametrize(("token", "calls", "completion"), [(1, 1, [1]), (2, 1, [2]), (3, 1, [3]), (4, 6, [4] * 6)])
+def test_each_of_several_eos_ids_ends_a_completion_and_its_computation(token, calls, completion):
+    model = _Constant(token)
+    groups = sample_completions(model, [[7, 8]], 2, Sampling(1.0, 6, (1, 2, 3), PAD, 100), uniforms(2, 6))
+    assert groups.completion_lists() == [[completion] * 2]
+    assert model.calls == calls
+
+
+def test_an_eos_is_a_completions_last_token_whichever_it_is():
+    groups = sample_completions(tiny_neox(seed=3), PROMPTS, 8, Sampling(1.0, 30, (1, 4), PAD, 10_000), uniforms(32, 30))
+    last = set()
+    for group in groups.completion_lists():
+        for ids in group:
+            assert not {1, 4} & set(ids[:-1])
+            assert ids[-1] in (1, 4) or len(ids) == 30
+            last.add(ids[-1])
+    assert {1, 4} <= last
