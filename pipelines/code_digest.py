@@ -18,6 +18,10 @@ import rloo_core
 WITHOUT_EFFECT = frozenset({"rloo_core.settings", "rloo_core.observer", "rloo_core.stages"})
 
 
+class SourceError(ValueError):
+    """A file that is no Python; the message says where."""
+
+
 def core_packages() -> dict[str, Path]:
     """The library's directory, by package name."""
     return {"rloo_core": Path(rloo_core.__file__).parent}
@@ -56,6 +60,7 @@ def code_digests(module: str, packages: Mapping[str, Path]) -> dict[str, str]:
 
     Raises:
         ValueError: If there is no such module in `packages`.
+        SourceError: If a module that is reached is no Python.
     """
     if module_file(module, packages) is None:
         raise ValueError(f"expected a module in {', '.join(packages)}, got {module}: no such file")
@@ -83,11 +88,25 @@ def _with_parents(module: str) -> list[str]:
 @cache
 def _read(source: Path, module: str, size: int, changed_ns: int) -> tuple[str, tuple[str, ...]]:
     """Digest of one module and the names it may import; remembered while the file stays as it is."""
-    tree = ast.parse(source.read_bytes())
+    tree = parsed(source)
     package = module if source.name == "__init__.py" else module.rpartition(".")[0]
     imports = tuple(_imports(tree, package))
     _drop_docstrings(tree)
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports
+
+
+def parsed(source: Path) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+        SourceError: If it is no Python; with file and line.
+    """
+    try:
+        return ast.parse(source.read_bytes())
+    except SyntaxError as error:
+        raise SourceError(f"{source}, line {error.lineno or 1}: {error.msg}") from error
+    except (ValueError, OSError) as error:
+        raise SourceError(f"{source}: {error}") from error
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:

@@ -5,6 +5,7 @@
 Only the validated settings are hashed, logged and passed on. Nothing heavy is imported here.
 """
 
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from pipelines import config_limits, config_sources  # noqa: F401 (their rules count once they are imported)
 from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import check_overrides
 from pipelines.config_rules import broken_rules
@@ -24,6 +26,7 @@ from pipelines.config_validation import flatten, validation_problems
 from rloo_core.settings import ExperimentSettings
 
 LOCAL_PATHS = ("data.path", "model.path", "reward_model.path")  # directories and files, where they are not hub ids
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 _hydra_is_global = threading.Lock()  # Hydra keeps one composition per process
 
@@ -41,13 +44,14 @@ def load_settings(overrides: Sequence[str]) -> ExperimentSettings:
         ConfigError: With every problem found: unknown keys, wrong values, impossible combinations.
     """
     usable, problems = check_overrides(overrides)
-    values = _with_absolute_paths(_compose(usable, problems))
+    composed, references = _compose(usable, problems)
+    values = _with_absolute_paths(composed)
     failures: dict[str, str] = {}
     try:
         settings = ExperimentSettings(**values)
     except ValidationError as error:
         failures = validation_problems(error)
-    problems += failures.values()
+    problems += [failures[key] for key in failures if references.get(key) not in failures]  # each mistake once
     problems += broken_rules(flatten(values), wrong=failures.keys())
     if problems:
         raise ConfigError(problems)
@@ -59,17 +63,22 @@ def to_yaml(settings: ExperimentSettings) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(settings.model_dump(mode="json")))
 
 
-def _compose(overrides: Sequence[str], problems: Sequence[str]) -> dict[str, Any]:
+def _compose(overrides: Sequence[str], problems: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The composed values, and for each setting that only repeats another one (`${seed}`) the other's name."""
     with _hydra_is_global:
         GlobalHydra.instance().clear()
         try:
             with initialize_config_module("pipelines.conf", version_base="1.3"):
                 config = compose("config", overrides=list(overrides))
             values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            unresolved = OmegaConf.to_container(config)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError([*problems, _first_line(error)]) from None
     assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    assert isinstance(unresolved, dict)
+    written = flatten({str(key): value for key, value in unresolved.items()})
+    repeated = {key: match[1] for key, value in written.items() if (match := REFERENCE.fullmatch(str(value)))}
+    return {str(key): value for key, value in values.items()}, repeated
 
 
 def _first_line(error: Exception) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -47,6 +47,15 @@ def known_keys() -> tuple[str, ...]:
     return tuple(_leaves(ExperimentSettings, ""))
 
 
+@cache
+def nullable(key: str) -> bool:
+    """Whether a setting may be null."""
+    section: Any = ExperimentSettings
+    for name in key.split(".")[:-1]:
+        section = section.model_fields[name].annotation
+    return type(None) in get_args(section.model_fields[key.rpartition(".")[2]].annotation)
+
+
 def sections() -> set[str]:
     """Dotted names of everything that holds settings: data, data.synthetic, ..."""
     parts = [key.split(".") for key in known_keys()]
@@ -73,11 +82,22 @@ def _problem(text: str) -> str | None:
 
 
 def _forbidden(text: str) -> str | None:
+    if "\0" in text or not _is_unicode(text):
+        return f"{text!a}: NUL bytes and bytes that are not UTF-8 are refused; no setting and no path needs them"
     if "_target_" in text:
         return f"{text}: _target_ is refused, settings are values and start no code"
     if RESOLVER.search(text):
         return f"{text}: resolvers such as ${{oc.env:...}} and ${{hydra:...}} are refused; write the value itself"
     return None
+
+
+def _is_unicode(text: str) -> bool:
+    """Arguments that are not UTF-8 arrive with lone surrogates, which no file can be written with."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _malformed(text: str) -> str | None:
@@ -111,8 +131,17 @@ def _unsupported(override: Override) -> str | None:
     if override.is_sweep_override():
         return f"{text}: one run takes one value; sweeps are not run here. Text with a comma is quoted: '{key}=\"a,b\"'"
     if override.value() == "" and not text.rstrip().endswith(('""', "''")):
-        return f"{text} has no value; write {key}=null for none"
+        return _empty(text, key)
     return None
+
+
+def _empty(text: str, key: str) -> str | None:
+    """The sentence for `key=`; None where the key itself is wrong, which is told instead."""
+    if key in group_options():
+        return f"{text} has no value; conf/{key} has {listed(group_options()[key], 'and')}"
+    if key not in known_keys():
+        return None
+    return f"{text} has no value; " + (f"write {key}=null for none" if nullable(key) else f"{key} needs one")
 
 
 def _misnamed(override: Override) -> str | None:

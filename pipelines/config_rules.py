@@ -1,14 +1,8 @@
 """Settings that do not go together, each combination as one sentence that names the key and the way out."""
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from pipelines.code_digest import module_file, on_path
-from rloo_core.data.files import data_entries
-from rloo_core.settings import DataSettings
 
 Values = Mapping[str, Any]  # settings by dotted name
 
@@ -42,10 +36,6 @@ def rule(*keys: str) -> Callable[[Callable[[Values], str | None]], Callable[[Val
 
 def _from_scratch(v: Values) -> bool:
     return v["model.path"] is None and v["model.gguf_package"] is None
-
-
-def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~"))
 
 
 @rule("algorithm.name", "algorithm.group_size")
@@ -87,24 +77,6 @@ def _one_model(v: Values) -> str | None:
         return f"model.gguf_package={package}, but model.gguf_file is null; name the GGUF file in that package"
     if file is not None and _from_scratch(v):
         return f"model.gguf_file={file}, but nothing says where it is; set model.gguf_package or model.path"
-    return None
-
-
-@rule("data.source", "data.path")
-def _rows_from_somewhere(v: Values) -> str | None:
-    source, path = v["data.source"], v["data.path"]
-    if source == "synthetic":
-        return None if path is None else f"data.path={path}, but data.source=synthetic reads no files; set data=tables"
-    if path is None:
-        return f"data.path=null, but data.source={source} needs a file, a directory or a hub id; set data.path=..."
-    return _unreadable(source, path)
-
-
-def _unreadable(source: str, path: str) -> str | None:
-    try:
-        data_entries(DataSettings.model_construct(source=source, path=path))
-    except ValueError as error:
-        return str(error)
     return None
 
 
@@ -203,23 +175,6 @@ def _heads_share_the_width(v: Values) -> str | None:
     return None
 
 
-@rule("algorithm.reward_function")
-def _function_of_a_module(v: Values) -> str | None:
-    function = v["algorithm.reward_function"]
-    if function is None:
-        return None
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", function):
-        example = "my_rewards:short_and_polite"
-        return f"algorithm.reward_function={function}, but it must look like module:function, e.g. {example}"
-    module = function.partition(":")[0]
-    if module_file(module, on_path(module.partition(".")[0])) is not None:
-        return None
-    return (
-        f"algorithm.reward_function={function}: no module {module}; it is looked for where the command is typed and "
-        f"among the installed packages"
-    )
-
-
 @rule("tracking.experiment")
 def _experiment_has_a_name(v: Values) -> str | None:
     return None if v["tracking.experiment"].strip() else "tracking.experiment is empty; give it a name, e.g. rloo"
@@ -228,24 +183,3 @@ def _experiment_has_a_name(v: Values) -> str | None:
 @rule("name")
 def _run_has_a_name(v: Values) -> str | None:
     return None if v["name"].strip() else "name is empty; give the run a name, e.g. name=default"
-
-
-@rule("paths.root")
-def _root_has_a_name(v: Values) -> str | None:
-    return None if v["paths.root"].strip() else "paths.root is empty; name a directory, e.g. paths.root=./runs"
-
-
-def _existing(key: str) -> Callable[[Values], str | None]:
-    def check(v: Values) -> str | None:
-        path = v[key]
-        if path == "":
-            return f"{key} is empty; write {key}=null for none"
-        if path is None or not _looks_local(path) or Path(path).expanduser().exists():
-            return None
-        return f"{key}={path}: no such file or directory (relative paths start where the command is typed)"
-
-    return check
-
-
-for _path in ("model.path", "reward_model.path"):
-    rule(_path)(_existing(_path))

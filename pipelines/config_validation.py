@@ -8,6 +8,8 @@ from pydantic import ValidationError
 from pipelines.config_errors import listed
 from pipelines.config_overrides import known_keys, sections
 
+SEVERAL = ("data.path",)  # texts that may name several things
+
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
@@ -21,6 +23,8 @@ def shown(value: object) -> str:
     """A value as it is written in an override."""
     if value is None:
         return "null"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -44,8 +48,16 @@ def _key(location: tuple[int | str, ...]) -> str:
 
 
 def _sentence(key: str, value: object, expected: list[str]) -> str:
-    quoting = f"; quote it: '{key}=\"{value}\"'" if expected == ["text"] and value is not None else ""
-    return f"{key}={shown(value)}, but it must be {listed(dict.fromkeys(expected))}{quoting}"
+    advice = _advice(key, value) if expected == ["text"] else ""
+    return f"{key}={shown(value)}, but it must be {listed(dict.fromkeys(expected))}{advice}"
+
+
+def _advice(key: str, value: object) -> str:
+    """How to write text that was read as something else."""
+    if isinstance(value, list):
+        several = f"; several are one text with commas: '{key}=\"a,b\"'" if key in SEVERAL else ""
+        return f", not a list{several}"
+    return f"; quote it: '{key}=\"{shown(value)}\"'" if isinstance(value, bool | int | float) else ""
 
 
 def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:

@@ -27,13 +27,19 @@ def problem(*overrides: str) -> str:
     return found[0]
 
 
+def model_in(place: Path) -> Path:
+    """A directory that looks like a model."""
+    (place / "config.json").write_text("{}")
+    return place
+
+
 @pytest.mark.parametrize("experiment", group_options()["experiment"])
 def test_every_experiment_composes_and_validates(experiment, tmp_path):
     overrides = [f"experiment={experiment}"]
     if experiment in ("hh_stories", "hh_smollm2"):
         overrides.append("data.path=owner/rows")
     if experiment == "hh_stories":
-        overrides.append(f"model.path={tmp_path}")
+        overrides.append(f"model.path={model_in(tmp_path)}")
     assert load_settings(overrides).name == experiment
 
 
@@ -41,9 +47,10 @@ def test_every_experiment_composes_and_validates(experiment, tmp_path):
     ("group", "option"), [(group, option) for group, options in group_options().items() for option in options]
 )
 def test_every_file_of_conf_can_be_chosen(group, option, tmp_path):
-    overrides = [f"{group}={option}", f"model.path={tmp_path}", "model.chat_template=true"]
+    path = f"model.path={model_in(tmp_path)}"
+    overrides = [f"{group}={option}", path, "model.chat_template=true"]
     if group == "model":
-        overrides = [f"{group}={option}", *([f"model.path={tmp_path}"] if option == "pretrained" else [])]
+        overrides = [f"{group}={option}", *([path] if option == "pretrained" else [])]
     if (group == "data" and option != "synthetic") or option.startswith("hh_"):
         overrides.append("data.path=owner/rows")
     if option == "hh_smollm2":
@@ -122,7 +129,24 @@ def test_yaml_is_the_whole_truth():
         ("data.synthetic={prompts: 1}", "data.synthetic is a section; give its settings one by one, e.g. data.synthetic.prompts=..."),
         ("algorithm={steps: 1}", "algorithm is a section; give its settings one by one, e.g. algorithm.seed=..."),
         ("data@x=hh", "data@x=hh: packages (@) are not offered; choose a file with data=NAME"),
-        ("seed=", "seed= has no value; write seed=null for none"),
+        ("seed=", "seed= has no value; seed needs one"),
+        ("data.max_rows=", "data.max_rows= has no value; write data.max_rows=null for none"),
+        ("algorithm.missing_eos_penalty=", "algorithm.missing_eos_penalty= has no value; write algorithm.missing_eos_penalty=null for none"),
+        ("data=", "data= has no value; conf/data has hh, synthetic, tables and tldr"),
+        ("sed=", "there is no setting sed; did you mean seed?"),
+        ("seed=abc", "seed=abc, but it must be a whole number"),
+        ("algorithm.temperature=-1", "algorithm.temperature=-1, but it must be above 0"),
+        ("data.path=[a,b]", "data.path=[a,b], but it must be text, not a list; several are one text with commas: 'data.path=\"a,b\"'"),
+        ("model.path=[a]", "model.path=[a], but it must be text, not a list"),
+        ("name=true", "name=true, but it must be text; quote it: 'name=\"true\"'"),
+        ("model=pretrained", "model=pretrained needs model.path=DIRECTORY_OR_HUB_ID"),
+        ("paths.root=a\0b", "'paths.root=a\\x00b': NUL bytes and bytes that are not UTF-8 are refused; no setting and no path needs them"),
+        ("name=\udcff", "'name=\\udcff': NUL bytes and bytes that are not UTF-8 are refused; no setting and no path needs them"),
+        ("sft.adam_beta2=1", "sft.adam_beta2=1, but it must be below 1, e.g. sft.adam_beta2=0.999"),
+        ("reward_model.adam_beta2=1", "reward_model.adam_beta2=1, but it must be below 1, e.g. reward_model.adam_beta2=0.999"),
+        ("algorithm.adam_beta2=1", "algorithm.adam_beta2=1, but it must be below 1, e.g. algorithm.adam_beta2=0.999"),
+        ("sft.epochs=10001", "sft.epochs=10001, but it must be at most 10000"),
+        ("reward_model.epochs=1e5", "reward_model.epochs=100000, but it must be at most 10000"),
         ("tiny", "'tiny' is not an override; did you mean experiment=tiny?"),
         ("seed", "'seed' is not an override; settings are written key=value, e.g. seed=1"),
         ("sft.epochs=abc", "sft.epochs=abc, but it must be a number"),
@@ -184,6 +208,130 @@ def test_yaml_is_the_whole_truth():
 )  # fmt: skip
 def test_one_mistake_one_sentence(override, sentence):
     assert problem(override) == sentence
+
+
+@pytest.mark.parametrize("setting", ["seed", "sft.seed", "sft.epochs", "name", "paths.root", "model.scratch.layers"])
+def test_null_is_advised_only_where_it_is_taken(setting):
+    assert "null" not in problem(f"{setting}=")
+
+
+def test_one_mistake_in_a_setting_that_others_repeat_is_told_once():
+    assert problems("seed=abc", "sft.seed=-1") == (
+        "seed=abc, but it must be a whole number",
+        "sft.seed=-1, but it must be at least 0",
+    )
+
+
+@pytest.mark.parametrize(("cpus", "most"), [(1, 8), (2, 8), (16, 64), (1000, 1024), (None, 8)])
+def test_threads_fit_the_machine(cpus, most, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    assert load_settings([f"compute.threads={most}"]).compute.threads == most
+    assert problem(f"compute.threads={most + 1}").startswith(
+        f"compute.threads={most + 1}, but it must be at most {most} on this machine"
+    )
+
+
+def test_adapters_need_layers():
+    sentence = problem("model.lora.rank=4", "model.lora.target_modules=[]")
+    assert sentence.startswith("model.lora.target_modules=[], but model.lora.rank=4 needs layers to adapt")
+    assert load_settings(["model.lora.rank=0", "model.lora.target_modules=[]"]).model.lora.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("split", "asks"), [("validation", "algorithm.eval_prompts=1"), ("test", "evaluation.prompts=1")]
+)
+def test_held_out_rows_have_a_spread(split, asks):
+    sentence = problem(f"data.synthetic.{split}=1", asks)
+    assert sentence == f"data.synthetic.{split}=1, but it must be at least 2: one row has no spread to estimate"
+    assert load_settings([f"data.synthetic.{split}=2", asks])
+    assert load_settings([f"data.synthetic.{split}=1", asks, "data=hh", "data.path=a/b", "model.path=c/d"])
+
+
+def test_an_experiment_with_a_pretrained_model_needs_one():
+    assert problem("experiment=hh_stories", "data.path=a/b") == "model=pretrained needs model.path=DIRECTORY_OR_HUB_ID"
+
+
+@pytest.mark.parametrize("key", ["model.path", "reward_model.path"])
+def test_a_directory_without_a_model_is_refused(key, tmp_path):
+    sentence = problem(f"{key}={tmp_path}")
+    assert sentence.startswith(f"{key}={tmp_path} has no config.json, but it must be a directory that")
+    (tmp_path / "weights.safetensors").touch()
+    assert problem(f"{key}={tmp_path}/weights.safetensors").startswith(
+        f"{key}={tmp_path}/weights.safetensors is a file"
+    )
+    assert load_settings([f"{key}={model_in(tmp_path)}"])
+
+
+def test_a_directory_with_a_gguf_file_needs_no_config(tmp_path):
+    assert load_settings([f"model.path={tmp_path}", "model.gguf_file=m.gguf"]).model.gguf_file == "m.gguf"
+
+
+@pytest.fixture
+def rewards(tmp_path, monkeypatch):
+    """Write a module of rewards, and say what is wrong with one of its functions."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def check(source: str, name: str = "score", file: str = "my_rewards.py") -> tuple[str, ...]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(source)
+        module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        try:
+            load_settings([f"algorithm.reward_function={module}:{name}"])
+        except ConfigError as error:
+            return error.problems
+        return ()
+
+    return check
+
+
+def test_a_reward_file_with_a_syntax_error_is_told_with_its_line(rewards, tmp_path):
+    start = "algorithm.reward_function=my_rewards:score cannot be read: "
+    (sentence,) = rewards("import os\ndef score(:\n")
+    assert sentence.startswith(f"{start}{tmp_path}/my_rewards.py, line 2: ")
+    (sentence,) = rewards("def score():\0")
+    assert sentence.startswith(f"{start}{tmp_path}/my_rewards.py")
+    rewards("x = (\n", file="mine/broken.py")
+    (sentence,) = rewards("from mine import broken\ndef score(): ...", file="mine/rewards.py")
+    assert f"{tmp_path}/mine/broken.py, line 1: " in sentence
+
+
+def test_a_function_that_the_module_lacks_is_told_with_the_nearest(rewards, tmp_path):
+    (sentence,) = rewards("def scores(prompts, completions): ...\ndef other():\n    def score(): ...\n")
+    assert sentence == (
+        f"algorithm.reward_function=my_rewards:score, but {tmp_path}/my_rewards.py defines no score at its top level; "
+        f"did you mean scores?"
+    )
+    assert "my_rewards" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def score(): ...",
+        "async def score(): ...",
+        "class score: ...",
+        "import score",
+        "import a.b as score",
+        "from a import score",
+        "from a import b as score",
+        "score = 1",
+        "score: int = 1",
+        "a, (score, b) = 1, (2, 3)",
+        "try:\n    import x\nexcept ImportError:\n    def score(): ...",
+        "if True:\n    def score(): ...",
+        "def make():\n    global score\n    score = 1",
+        "from somewhere import *",
+        "globals()['score'] = 1",
+        "def __getattr__(name): ...",
+    ],
+)
+def test_what_may_define_the_function_is_accepted(rewards, source):
+    assert rewards(source) == ()
+
+
+def test_a_package_that_imports_may_hand_on_anything(rewards):
+    assert rewards("from mine import parts", file="mine/__init__.py") == ()
+    assert len(rewards("x = 1", file="other/__init__.py")) == 1
 
 
 @pytest.mark.parametrize("source", ["hh", "tldr", "tables"])

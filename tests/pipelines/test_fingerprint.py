@@ -96,6 +96,7 @@ def local_files(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "model" / "config.json").write_text("{}")
     return tmp_path
 
 
