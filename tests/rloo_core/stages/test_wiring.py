@@ -1,13 +1,13 @@
 """Each stage gives the right thing to the right place: real stages on tables and models of a few tokens."""
 
 import json
-import math
 
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
+from rloo_core.data.schema import SPLITS
 from rloo_core.observer import SilentObserver
 from rloo_core.stages import evaluation, policy, reward_model, sft
 from rloo_core.stages.common import steps_for
@@ -23,14 +23,14 @@ from tests.rloo_core.stages.small import (
     write_inputs,
     write_model,
 )
-from tests.rloo_core.tiny import VOCAB, tiny_neox, tiny_tokenizer
+from tests.rloo_core.tiny import VOCAB, tiny_tokenizer
 
-CALLS: list[tuple[set[str], int]] = []
+calls: list[tuple[set[str], int]] = []
 
 
 def no_reward(prompts, completions, split, **columns):
     """Worth nothing, and remembers the splits it saw and how many completions."""
-    CALLS.append((set(split), len(completions)))
+    calls.append((set(split), len(completions)))
     return [0.0] * len(completions)
 
 
@@ -114,22 +114,28 @@ def test_the_reference_is_the_sft_model_at_the_sampling_temperature_and_stays(in
     assert min(row["kl/k3_mean"] for row in history[2:]) > 1e-3
 
 
+@torch.no_grad()
+def log_ratios(policy, reference, prompts, completions, temperature):
+    """log policy(completion) - log reference(completion) of each, by plain `transformers`, one at a time."""
+    models = [AutoModelForCausalLM.from_pretrained(directory / "model").eval() for directory in (policy, reference)]
+    found = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        logits = [model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] for model in models]
+        ours, theirs = ((part / temperature).log_softmax(-1) for part in logits)
+        found.append(sum((ours - theirs)[t, token].item() for t, token in enumerate(completion)))
+    return found
+
+
 def test_the_kl_measured_is_that_of_the_weights_saved_to_the_weights_given(inputs, tmp_path, monkeypatch):
     """The last held-out KL again, from the two directories and the definition, one completion at a time."""
     kept = []
     real = policy.assess
     monkeypatch.setattr(policy, "assess", lambda *a, **k: kept.append(real(*a, **k)) or kept[-1])
     history = train_policy(policy_settings(learning_rate=0.03, reward_function=COUNTING), inputs, tmp_path)
-    models = [AutoModelForCausalLM.from_pretrained(path / "model").eval() for path in (tmp_path, inputs["sft"])]
-    ratios = []
-    for i, row in enumerate(rows_of(inputs, "prompts", "validation")[:3]):
-        prompt = ids(row["prompt"])
-        completion = ids(kept[-1].texts[i][0]) + [EOS] * int(kept[-1].finished[i, 0])
-        tokens = torch.tensor([prompt + completion])
-        with torch.no_grad():
-            steps = [(m(tokens).logits[0, :-1] / 0.7).log_softmax(-1)[len(prompt) - 1 :] for m in models]
-        policy_logprob, sft_logprob = (sum(s[t, token] for t, token in enumerate(completion)) for s in steps)
-        ratios.append((policy_logprob - sft_logprob).item())
+    prompts = [ids(row["prompt"]) for row in rows_of(inputs, "prompts", "validation")[:3]]
+    ended = kept[-1].finished[:, 0].tolist()
+    completions = [ids(text) + [EOS] * int(end) for (text,), end in zip(kept[-1].texts, ended, strict=True)]
+    ratios = log_ratios(tmp_path, inputs["sft"], prompts, completions, temperature=0.7)
     assert sum(map(abs, ratios)) > 0.1
     assert history[-1]["validation/kl"] == pytest.approx(sum(ratios) / 3, abs=1e-4)
 
@@ -147,13 +153,13 @@ def test_dropout_of_the_sft_model_does_not_show_as_kl(inputs, tmp_path):
 
 
 def test_it_trains_on_whole_train_prompts_and_is_watched_on_validation_prompts(inputs, tmp_path):
-    CALLS.clear()
+    calls.clear()
     settings = policy_settings(reward_function=NOTHING)
     with RowsSeen() as seen:
         train_policy(settings, inputs, tmp_path)
     training, watching = ({"train"}, 4), ({"validation"}, 3)
-    assert CALLS == [watching, training, watching, training, watching]
-    prompts = {split: [tuple(ids(r["prompt"])) for r in rows_of(inputs, "prompts", split)] for split in ("train", "validation", "test")}  # fmt: skip
+    assert calls == [watching, training, watching, training, watching]
+    prompts = {split: [tuple(ids(row["prompt"])) for row in rows_of(inputs, "prompts", split)] for split in SPLITS}
     assert {*prompts["train"], *prompts["validation"][:3]} <= seen
     assert not {*prompts["validation"][3:], *prompts["test"]} & seen
 
@@ -239,8 +245,11 @@ def test_best_of_n_is_the_one_the_reward_model_prefers(inputs, tmp_path):
     assert summary["evaluation/sft/best_of_n/win_rate"] > single
 
 
-def test_the_sft_model_has_kl_zero_and_the_policy_its_own(inputs, tmp_path):
-    summary, _ = evaluate(inputs, tmp_path, judge="reward")
+def test_the_sft_model_has_kl_zero_and_the_policy_its_log_ratio_at_the_sampling_temperature(inputs, tmp_path):
+    summary, rows = evaluate(inputs, tmp_path, judge="reward", seed=1)
     assert summary["evaluation/sft/sampled/kl"] == 0.0
-    assert summary["evaluation/policy/sampled/kl"] > 1.0
-    assert math.isfinite(summary["evaluation/policy/sampled/kl"])
+    prompts, texts = ([ids(row[name]) for row in rows] for name in ("prompt", "policy_sampled"))
+    completions = [text if len(text) == 6 else [*text, EOS] for text in texts]  # shorter than allowed: it ended
+    assert sum(map(len, completions)) / 4 == summary["evaluation/policy/sampled/length"]  # no pad among the samples
+    ratios = log_ratios(inputs["policy"], inputs["sft"], prompts, completions, temperature=0.8)
+    assert summary["evaluation/policy/sampled/kl"] == pytest.approx(sum(ratios) / len(ratios), abs=1e-4)
