@@ -41,17 +41,24 @@ class FunctionReward:
     The function gets one entry a completion: the prompt as it stands in the table, the completion's text, and every
     other column of the prompts table by name (TRL's convention), so it takes `**columns`.
 
+    Args:
+        function: The function.
+        tokenizer: Turns ids into text.
+        eos_ids: Every id that ends a completion; it is no part of the text.
+
     Raises:
         ValueError: On a call, if the function raises, or returns anything but one finite number a completion.
     """
 
-    def __init__(self, function: RewardFunction, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, function: RewardFunction, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> None:
         self.function = function
         self.tokenizer = tokenizer
+        self.eos_ids = eos_ids
         self.name = getattr(function, "__name__", repr(function))
 
     def __call__(self, groups: CompletionGroups, rows: Sequence[Row]) -> Tensor:
-        texts = [decode_completion(self.tokenizer, ids) for group in groups.completion_lists() for ids in group]
+        lists = [ids for group in groups.completion_lists() for ids in group]
+        texts = [decode_completion(self.tokenizer, ids, self.eos_ids) for ids in lists]
         spread = [row for row in rows for _ in range(groups.group_size)]
         columns = {name: [row[name] for row in spread] for name in rows[0] if name != "prompt"}
         try:

@@ -138,9 +138,7 @@ def completion_text(completion: str | Messages) -> str:
     return messages[0]["content"]
 
 
-def decode_completion(
-    tokenizer: PreTrainedTokenizerBase, ids: Iterable[int], eos_ids: Sequence[int] | None = None
-) -> str:
+def decode_completion(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int], eos_ids: Sequence[int]) -> str:
     """Text of a sampled completion: up to the first EOS, without EOS and padding.
 
     Other special tokens stay in the text, so that a reward function can see them and encoding the text again gives the
@@ -148,9 +146,9 @@ def decode_completion(
 
     Args:
         ids: Token ids of one completion.
-        eos_ids: Ids that end a completion; None takes the tokenizer's own.
+        eos_ids: Every id that ends a completion, from `eos_token_ids`.
     """
-    ends = set(eos_token_ids(tokenizer) if eos_ids is None else eos_ids)
+    ends = set(eos_ids)
     kept: list[int] = []
     for token in map(int, ids):
         if token in ends:

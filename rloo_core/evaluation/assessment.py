@@ -108,7 +108,7 @@ def assess(
             measured["gold_reward"] = gold(groups, rows)
         parts.append(measured)
         for i, group in zip(batch, groups.completion_lists(), strict=True):
-            texts[i] = [decode_completion(tokenizer, ids) for ids in group]
+            texts[i] = [decode_completion(tokenizer, ids, sampling.eos_ids) for ids in group]
         order += batch
         progress(len(order))
     where = torch.tensor(order).argsort()

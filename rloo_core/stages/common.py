@@ -84,11 +84,11 @@ def prompts_of(
     return Prompts([encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows], rows)
 
 
-def gold_reward(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> Reward | None:
+def gold_reward(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> Reward | None:
     """The true reward of the embedded task, whose prompts carry their facts; None for any other data."""
     if not prompts.rows or "facts" not in prompts.rows[0]:
         return None
-    return FunctionReward(gold_rewards, tokenizer)
+    return FunctionReward(gold_rewards, tokenizer, eos_ids)
 
 
 def stage_layout(decoder: Any, compute: ComputeSettings, observer: Observer) -> Layout:
@@ -108,8 +108,13 @@ def make_sampling(
     compute: ComputeSettings,
 ) -> Sampling:
     """How completions are sampled from a model, with its own end-of-sequence tokens."""
-    eos_ids = eos_token_ids(tokenizer, getattr(model, "generation_config", None))
+    eos_ids = end_tokens(model, tokenizer)
     return Sampling(temperature, max_new_tokens, eos_ids, pad_id(tokenizer), compute.max_tokens_per_batch)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's and those of the model's generation config."""
+    return eos_token_ids(tokenizer, getattr(model, "generation_config", None))
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -17,6 +17,7 @@ from rloo_core.rewards import ModelReward, Reward
 from rloo_core.settings import EvaluationStageSettings
 from rloo_core.stages.common import (
     MODEL,
+    end_tokens,
     gold_reward,
     make_sampling,
     pad_id,
@@ -112,13 +113,13 @@ def _bench(
     prompts = Prompts([every.ids[i] for i in having], [every.rows[i] for i in having])
     reward_model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer).to(device)
     proxy = ModelReward(reward_model, max_tokens)
-    gold = gold_reward(prompts, tokenizer) if own.judge != "reward" else None
+    reference_model = stage_policy(inputs["sft"], tokenizer, device)
+    gold = gold_reward(prompts, tokenizer, end_tokens(reference_model, tokenizer)) if own.judge != "reward" else None
     if gold is None and own.judge == "gold":
         raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
     references = [[encode_completion(tokenizer, row["reference"])] for row in prompts.rows]
     groups = CompletionGroups.from_ids(prompts.ids, references, pad_id(tokenizer))
     scores = (gold or proxy)(groups, prompts.rows)[:, 0].tolist()
-    reference_model = stage_policy(inputs["sft"], tokenizer, device)
     return Bench(settings, tokenizer, prompts, proxy, gold, scores, reference_model)
 
 

@@ -1,6 +1,6 @@
 """Policy: the SFT model, optimised against the reward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     layout = stage_layout(sft.base_model, compute, observer)
     model = add_lora(sft, settings.model.lora, own.seed)
     loop = TrainingLoop(make_accelerator(compute), model, own, own.steps, out, observer)
-    reward = _reward(settings, inputs, tokenizer, loop, layout)
+    reward = _reward(settings, inputs, tokenizer, loop, layout, sampling.eos_ids)
     reference = _reference(settings, inputs, tokenizer, loop, layout)
     held_out = prompts_of(inputs, "validation", tokenizer, chat, own.eval_prompts)
     monitor = partial(
@@ -63,7 +63,7 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
         samples=1,
         seed=own.seed,
         proxy=reward,
-        gold=gold_reward(held_out, tokenizer),
+        gold=gold_reward(held_out, tokenizer, sampling.eos_ids),
         kl_temperature=own.temperature,
     )
     method = Rloo(
@@ -97,10 +97,11 @@ def _reward(
     tokenizer: PreTrainedTokenizerBase,
     loop: TrainingLoop,
     layout: Layout,
+    eos_ids: Sequence[int],
 ) -> Reward:
     """The user's function, or the trained reward model."""
     if settings.algorithm.reward_function is not None:
-        return FunctionReward(load_function(settings.algorithm.reward_function), tokenizer)
+        return FunctionReward(load_function(settings.algorithm.reward_function), tokenizer, eos_ids)
     model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer)
     model.layout = layout
     prepared: nn.Module = loop.accelerator.prepare_model(model, evaluation_mode=True)

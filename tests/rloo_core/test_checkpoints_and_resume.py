@@ -160,7 +160,9 @@ def test_a_run_that_diverges_stops_and_writes_nothing(tmp_path):
     model = nn.Linear(4, 1)
     (tmp_path / "run").mkdir()
     loop = TrainingLoop(make_accelerator(COMPUTE), model, settings(), STEPS, tmp_path / "run", SilentObserver())
-    with pytest.raises(ValueError, match=r"training has diverged: grad/norm is nan\. Lower .* learning_rate \(now 0\.1\)"):
+    with pytest.raises(
+        ValueError, match=r"training has diverged: grad/norm is nan\. Lower .* learning_rate \(now 0\.1\)"
+    ):
         loop.run(Diverging(loop.model))
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]

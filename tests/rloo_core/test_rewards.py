@@ -21,7 +21,7 @@ def test_the_function_gets_texts_and_columns_one_a_completion():
         seen.update(prompts=prompts, completions=completions, length=length)
         return [1.0, 2.0, 3, 4.0]
 
-    assert FunctionReward(reward, tiny_tokenizer())(groups(), ROWS).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert FunctionReward(reward, tiny_tokenizer(), (1,))(groups(), ROWS).tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert seen == {
         "prompts": ["first", "first", "second", "second"],
         "completions": ["w5", "w6 w7", "w8", "w9"],
@@ -46,7 +46,7 @@ def test_what_is_no_reward_is_refused_by_name_and_row(returned, message):
         return returned
 
     with pytest.raises(ValueError, match="my_reward") as error:
-        FunctionReward(my_reward, tiny_tokenizer())(groups(), ROWS)
+        FunctionReward(my_reward, tiny_tokenizer(), (1,))(groups(), ROWS)
     assert message in str(error.value)
 
 
@@ -62,9 +62,23 @@ def test_an_error_in_the_function_names_it():
         raise KeyError("nope")
 
     with pytest.raises(ValueError, match="reward function my_reward raised KeyError: 'nope'"):
-        FunctionReward(my_reward, tiny_tokenizer())(groups(), ROWS)
+        FunctionReward(my_reward, tiny_tokenizer(), (1,))(groups(), ROWS)
 
 
 def test_a_number_too_large_for_float32_is_not_finite():
     with pytest.raises(ValueError, match="row 0 is 1e\\+39"):
-        FunctionReward(lambda prompts, completions, **columns: [1e39, 0, 0, 0], tiny_tokenizer())(groups(), ROWS)
+        FunctionReward(lambda prompts, completions, **columns: [1e39, 0, 0, 0], tiny_tokenizer(), (1,))(groups(), ROWS)
+
+
+def test_any_token_that_ends_a_completion_is_no_part_of_its_text():
+    """A model may name more ends than its tokenizer does (Llama 3's <|eot_id|>)."""
+    seen = []
+
+    def reward(prompts, completions, **columns):
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    FunctionReward(reward, tiny_tokenizer(), (1, 4))(
+        CompletionGroups.from_ids([[3]], [[[5, 4], [5, 1], [5, 6]]], 0), ROWS[:1]
+    )
+    assert seen == ["w5", "w5", "w5 w6"]

@@ -181,7 +181,9 @@ class TestCompletion:
         ensure_pad_token(tokenizer)
         for text in TEXTS:
             ids = encode_completion(tokenizer, text)
-            decoded = decode_completion(tokenizer, [*ids, tokenizer.pad_token_id, tokenizer.pad_token_id])
+            decoded = decode_completion(
+                tokenizer, [*ids, tokenizer.pad_token_id, tokenizer.pad_token_id], eos_token_ids(tokenizer)
+            )
             assert decoded == text
             assert encode_completion(tokenizer, decoded) == ids
 
@@ -196,11 +198,14 @@ class TestDecoding:
     def test_stops_at_the_first_eos(self):
         tokenizer = byte_tokenizer(pad_token="<pad>")
         ids = encode_completion(tokenizer, "yes")
-        assert decode_completion(tokenizer, [3, *ids, *ids, 3]) == "yes"
+        assert decode_completion(tokenizer, [3, *ids, *ids, 3], eos_token_ids(tokenizer)) == "yes"
 
     def test_other_special_tokens_stay(self):  # T20
         tokenizer = byte_tokenizer(pad_token="<pad>")
-        assert decode_completion(tokenizer, encode_completion(tokenizer, "<think>so")) == "<think>so"
+        assert (
+            decode_completion(tokenizer, encode_completion(tokenizer, "<think>so"), eos_token_ids(tokenizer))
+            == "<think>so"
+        )
 
     def test_any_of_several_eos_ends_it(self):  # T4
         tokenizer = byte_tokenizer()
