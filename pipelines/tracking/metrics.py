@@ -22,16 +22,23 @@ class MetricWriter:
     The training only appends to a list. What cannot be sent stays in the list and is tried again; what is left at the
     end is in the journal. Infinite values are sent as NaN, since MLflow would store 1.8e308.
 
+    MLflow is asked what it has of a metric before anything of it is sent again, after a crash as after a call that
+    failed: either may have left values behind. Its answer comes from the histories, since the table of latest values,
+    which a run is shown with, is written after them. Without an answer nothing is sent: no value appears twice.
+
     Args:
         connection: Where to send.
         run_id: The run.
-        sent: What the run already has, as (metric, step): a resumed stage repeats some steps.
+        resumed: Whether the run may have metrics already: a resumed stage repeats some steps.
     """
 
-    def __init__(self, connection: Connection, run_id: str, sent: set[tuple[str, int]]) -> None:
+    def __init__(self, connection: Connection, run_id: str, resumed: bool) -> None:
         self._connection = connection
         self._run_id = run_id
-        self._seen = sent
+        self._uncertain = resumed
+        self._known: set[str] = set()  # metrics whose history was read since it became uncertain
+        self._there: set[tuple[str, int]] = set()
+        self._added: set[tuple[str, int]] = set()
         self._queue: list[Metric] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -39,17 +46,13 @@ class MetricWriter:
         self._thread = threading.Thread(target=self._work, name="mlflow-metrics", daemon=True)
         self._thread.start()
 
-    def has(self, key: str) -> bool:
-        """Whether a metric of this name was reported."""
-        return any(key == seen for seen, _ in self._seen)
-
     def add(self, line: Line) -> None:
         """Queue the values of one step; returns at once."""
         with self._lock:
             for name, value in line.values.items():
                 key = safe_key(name)
-                if (key, line.step) not in self._seen:
-                    self._seen.add((key, line.step))
+                if (key, line.step) not in self._added:
+                    self._added.add((key, line.step))
                     self._queue.append(Metric(key, value if math.isfinite(value) else math.nan, line.time, line.step))
             full = len(self._queue) >= BATCH
         if full:
@@ -77,21 +80,35 @@ class MetricWriter:
         while self._queue:
             with self._lock:
                 batch = self._queue[:BATCH]
-            if not self._connection.attempt("log metrics", partial(self._send, batch)):
+            if not self._send(batch):
                 return
             with self._lock:
                 del self._queue[: len(batch)]
 
-    def _send(self, batch: Sequence[Metric], client: MlflowClient) -> bool:
-        client.log_batch(self._run_id, metrics=batch)
+    def _send(self, batch: Sequence[Metric]) -> bool:
+        """Send what is not there yet."""
+        if self._uncertain and not self._look({metric.key for metric in batch} - self._known):
+            return False
+        left = [metric for metric in batch if (metric.key, metric.step) not in self._there]
+        if left and not self._connection.attempt("log metrics", partial(self._log, left)):
+            self._uncertain = True
+            self._known -= {metric.key for metric in left}
+            return False
         return True
 
+    def _look(self, keys: set[str]) -> bool:
+        """Read which steps of these metrics are there."""
+        for key in sorted(keys):
+            history = self._connection.attempt("read metrics", partial(self._history, key))
+            if history is None:
+                return False
+            self._there |= {(key, metric.step) for metric in history}
+            self._known.add(key)
+        return True
 
-def sent_before(connection: Connection, run_id: str) -> set[tuple[str, int]]:
-    """What a run has already, as (metric, step)."""
+    def _history(self, key: str, client: MlflowClient) -> list[Metric]:
+        return list(client.get_metric_history(self._run_id, key))
 
-    def ask(client: MlflowClient) -> set[tuple[str, int]]:
-        keys = client.get_run(run_id).data.metrics
-        return {(key, metric.step) for key in keys for metric in client.get_metric_history(run_id, key)}
-
-    return connection.attempt("read the metrics of a resumed stage", ask) or set()
+    def _log(self, metrics: Sequence[Metric], client: MlflowClient) -> bool:
+        client.log_batch(self._run_id, metrics=metrics)
+        return True

@@ -13,7 +13,7 @@ from mlflow.entities import LoggedModelInput, Param
 from pipelines.tracking.connection import Connection
 from pipelines.tracking.datasets import dataset_inputs
 from pipelines.tracking.journal import Journal, Line, read_journal
-from pipelines.tracking.metrics import MetricWriter, sent_before
+from pipelines.tracking.metrics import MetricWriter
 from pipelines.tracking.models import ModelReference, log_model, model_of, register
 from pipelines.tracking.names import flatten, safe_key
 from rloo_core.observer import Row
@@ -41,16 +41,21 @@ class StageRun:
         self._connection = connection
         self._tables: list[str] = []
         self._closed = False
-        before = read_journal(journal)
+        self._curves: set[str] = set()
+        resumed, before = journal.exists(), read_journal(journal)
         self._journal = Journal(journal)
-        self._writer = MetricWriter(connection, run_id, sent_before(connection, run_id) if before else set())
+        self._writer = MetricWriter(connection, run_id, resumed)
         for line in before:
-            self._writer.add(line)
+            self._send(line)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values of a step to the journal, and send them in the background."""
         line = Line(step, {name: float(value) for name, value in values.items()}, int(time.time() * 1000))
         self._journal.write(line)
+        self._send(line)
+
+    def _send(self, line: Line) -> None:
+        self._curves |= {safe_key(name) for name in line.values}
         self._writer.add(line)
 
     def table(self, name: str, rows: Sequence[Row]) -> None:
@@ -139,7 +144,7 @@ class StageRun:
 
     def summary(self, values: Mapping[str, float]) -> None:
         """Log a stage's summary; a name that is a curve already becomes `summary/<name>`."""
-        named = {f"summary/{key}" if self._writer.has(safe_key(key)) else key: value for key, value in values.items()}
+        named = {f"summary/{key}" if safe_key(key) in self._curves else key: value for key, value in values.items()}
         self._writer.add(Line(0, {key: float(value) for key, value in named.items()}, int(time.time() * 1000)))
 
     def close(self) -> None:

@@ -3,16 +3,18 @@
 import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mlflow.entities import Metric
 
 from pipelines.config import load_settings
-from pipelines.tracking import StageRun, Tracker, TrackingError, processes
+from pipelines.tracking import StageRun, Tracker, TrackingError, metrics, processes
 from pipelines.tracking.datasets import dataset_inputs
 from pipelines.tracking.journal import Journal, Line, read_journal
 from pipelines.tracking.models import ModelReference, model_of
@@ -41,6 +43,13 @@ def tracker(settings: ExperimentSettings, warnings: list[str]) -> Iterator[Track
 def start(tracker: Tracker, stage: str, folder: Path) -> StageRun:
     settings = {"sft": {"epochs": 2.0, "prompt": "x" * 7000}, "odd[key]": [1, 2]}
     return tracker.start_stage(stage, "f" * 32, settings, folder / "metrics.jsonl")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread does."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def history(tracker: Tracker, run_id: str, key: str) -> list[tuple[int, float]]:
@@ -112,6 +121,84 @@ def test_a_resumed_stage_takes_up_its_run_and_every_step_appears_once(tracker: T
     run = tracker.connection.client.get_run(first.run_id)
     assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "2")
     assert [line.step for line in read_journal(tmp_path / "work" / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def forget_latest(tracker: Tracker) -> None:
+    """As after a crash between MLflow's two tables: every value is in the histories, none among the latest."""
+    with sqlite3.connect(tracker.connection.uri.removeprefix("sqlite:///")) as database:
+        database.execute("DELETE FROM latest_metrics")
+
+
+@pytest.mark.parametrize("curve", [{}, {"loss": 1.0}])
+def test_a_summary_that_a_killed_attempt_sent_is_not_sent_again(
+    tracker: Tracker, tmp_path: Path, curve: dict[str, float]
+) -> None:
+    for value in (0.25, 0.5):
+        stage = start(tracker, "sft", tmp_path / "work")
+        if curve:
+            stage.metrics(1, curve)
+        stage.summary({"win_rate": value, "loss": value})
+        stage.finish("KILLED")
+        forget_latest(tracker)
+    assert history(tracker, stage.run_id, "win_rate") == [(0, 0.25)]
+    assert history(tracker, stage.run_id, "summary/loss" if curve else "loss") == [(0, 0.25)]
+    assert history(tracker, stage.run_id, "summary/win_rate") == []
+
+
+def test_what_mlflow_has_is_asked_until_it_answers(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(tracker, "sft", tmp_path / "work")
+    first.metrics(1, {"loss": 1.0})
+    first.finish("KILLED")
+    ask, failures = tracker.connection.client.get_metric_history, [ConnectionError("away"), ConnectionError("away")]
+
+    def unreliable(run_id: str, key: str) -> object:
+        if failures:
+            raise failures.pop()
+        return ask(run_id, key)
+
+    monkeypatch.setattr(tracker.connection.client, "get_metric_history", unreliable)
+    monkeypatch.setattr(metrics, "EVERY_SECONDS", 0.01)
+    second = start(tracker, "sft", tmp_path / "work")
+    second.metrics(1, {"loss": 1.0})
+    second.metrics(2, {"loss": 2.0})
+    until(lambda: not failures)
+    second.finish("FINISHED")
+    assert history(tracker, first.run_id, "loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_without_an_answer_nothing_is_sent_twice(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(tracker, "sft", tmp_path / "work")
+    first.metrics(1, {"loss": 1.0})
+    first.finish("KILLED")
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker.connection.client, "get_metric_history", lambda *_: 1 / 0)
+        second = start(tracker, "sft", tmp_path / "work")
+        second.metrics(1, {"loss": 1.5})
+        second.finish("FINISHED")
+    assert history(tracker, first.run_id, "loss") == [(1, 1.0)]
+    assert tracker.connection.client.get_run(first.run_id).data.tags["metrics.not_sent"] == "1"
+
+
+def test_a_call_that_failed_after_it_had_written_is_not_repeated(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, failures = tracker.connection.client.log_batch, [ConnectionError("the answer is lost")]
+
+    def lossy(run_id: str, metrics: list[Metric]) -> None:
+        send(run_id, metrics=[Metric(m.key, m.value, m.timestamp + 1, m.step) for m in metrics])
+        if failures:
+            raise failures.pop()
+
+    stage = start(tracker, "sft", tmp_path / "work")
+    monkeypatch.setattr(tracker.connection.client, "log_batch", lossy)
+    stage.metrics(1, {"loss": 1.0})
+    stage.finish("FINISHED")
+    assert failures == []
+    assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
 
 
 def test_a_run_deleted_in_mlflow_is_not_taken_up(tracker: Tracker, tmp_path: Path) -> None:
