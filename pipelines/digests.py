@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SMALL = 1 << 20  # bytes; smaller files are hashed every time, so that no clock's resolution matters for them
@@ -57,7 +58,8 @@ class DigestCache:
         if known is not None and known[:2] == stamp:
             return str(known[2])
         digest = sha256_of(path)
-        write_atomically(self._file, json.dumps(self._read() | {key: [*stamp, digest]}, indent=0))
+        with suppress(OSError):  # a run root that cannot be written, or is full: it is hashed again next time
+            write_atomically(self._file, json.dumps(self._read() | {key: [*stamp, digest]}, indent=0))
         return digest
 
     def _read(self) -> dict[str, list[object]]:

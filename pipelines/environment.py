@@ -24,6 +24,8 @@ QUIET = {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_CLIENT_MAX_RETRIES": "8",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # errors are told once, by us; the log file has all of them
+    "PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL": "CRITICAL",  # the same for its background services,
+    "PREFECT_LOGGING_LOGGERS_PREFECT_INTERNAL_PROPAGATE": "true",  # whose records reach the log file only this way
     "PREFECT_LOGGING_EXTRA_LOGGERS": "rloo",  # what stages say is shown with the flow run, too
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",

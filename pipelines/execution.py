@@ -34,6 +34,14 @@ class StageFailed(Exception):
         self.stage = stage
 
 
+class StageExited(Exception):
+    """A stage's code called `sys.exit`, which would end the run without a word."""
+
+    def __init__(self, code: object) -> None:
+        called = f"sys.exit({'' if code is None else repr(code)})"
+        super().__init__(f"its code called {called}, but a stage (and a reward function) returns or raises an error")
+
+
 @dataclass(frozen=True)
 class StageObserver:
     """Passes on what a stage reports: numbers, tables and figures to MLflow, progress to the terminal."""
@@ -139,7 +147,10 @@ class Executor:
         started = time.monotonic()
         set_threads(self.settings.compute.threads)
         stage = STAGES[name]
-        summary = stage.load()(stage.settings(self.settings), self._directories(name), work, observer)
+        try:
+            summary = stage.load()(stage.settings(self.settings), self._directories(name), work, observer)
+        except SystemExit as error:
+            raise StageExited(error.code) from error
         run.summary(summary)
         self._log_outputs(work, planned, run)
         run.close()  # the journal is complete before it is hashed

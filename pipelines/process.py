@@ -33,11 +33,28 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class LogFile(logging.FileHandler):
+    """A log that is lost, not fatal, where it cannot be written (a full disk)."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or drop it."""
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+    def close(self) -> None:
+        """Close the file, whether or not its last line can be written."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @contextlib.contextmanager
 def log_file(path: Path) -> Iterator[logging.Handler]:
-    """Everything that is logged within this block goes to a file, Python's warnings included."""
+    """Everything that is logged within this block goes to a file, Python's warnings included.
+
+    What cannot be logged is dropped in silence: neither logging nor Prefect's log sender writes to the terminal.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = LogFile(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(FORMAT))
     own = logging.getLogger("rloo")
     own.setLevel(logging.INFO)
@@ -46,9 +63,11 @@ def log_file(path: Path) -> Iterator[logging.Handler]:
     for logger in targets:
         logger.addHandler(handler)
     logging.captureWarnings(True)
+    complaints, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield handler
     finally:
+        logging.raiseExceptions = complaints
         logging.captureWarnings(False)
         for logger in targets:
             logger.removeHandler(handler)

@@ -19,10 +19,11 @@ from pipelines import environment
 from pipelines.config import to_yaml
 from pipelines.config_errors import ConfigError
 from pipelines.console import Console
-from pipelines.execution import MODEL, Executor, StageFailed, set_threads
+from pipelines.execution import MODEL, Executor, StageExited, StageFailed, set_threads
 from pipelines.outcome import Execute, directly
 from pipelines.plan import PlannedStage, Planner, Selection, make_plan
 from pipelines.prefect_server import ServerError, TemporaryServer
+from pipelines.preflight import NotReady, check_prefect_server, check_root, disk_full, is_full
 from pipelines.process import Terminated, log_file, sigterm_raises
 from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("rloo")
 FINISHED, FAILED, BAD_CONFIG, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEFAULT_ROOT = "runs"  # conf/paths/default.yaml: need not be typed again
-CLEAR = (ValueError, TypeError, OSError, ImportError)  # their message says what to do; the log has the traceback
+# Their message says what to do; the log has the traceback.
+CLEAR = (ValueError, TypeError, OSError, ImportError, ServerError, StageExited)
 
 
 def run_pipeline(
@@ -60,13 +62,15 @@ def run_pipeline(
     log = root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     with sigterm_raises():
         try:
-            log.parent.mkdir(parents=True, exist_ok=True)
+            check_root(root)
             for warning in environment.prepare(root):
                 console.warning(warning)
+            if use_prefect and not environment.own_server():
+                check_prefect_server(os.environ["PREFECT_API_URL"])
             _run(settings, overrides, selection, use_prefect, console, log)
             return FINISHED
         except BaseException as error:
-            return _explain(error, console, log)
+            return _explain(error, console, log, root)
 
 
 def _run(
@@ -194,7 +198,7 @@ def selection_parameters(selection: Selection) -> dict[str, object]:
     }
 
 
-def _explain(error: BaseException, console: Console, log: Path) -> int:
+def _explain(error: BaseException, console: Console, log: Path, root: Path) -> int:
     """Say what went wrong in one message, keep the traceback in the log, and choose the exit code."""
     if isinstance(error, KeyboardInterrupt | Terminated):
         console.error("stopped; the same command goes on from the last checkpoint")
@@ -203,14 +207,32 @@ def _explain(error: BaseException, console: Console, log: Path) -> int:
         raise error
     cause = error.__cause__ if isinstance(error, StageFailed) and error.__cause__ else error
     where = f"{error.stage}: " if isinstance(error, StageFailed) else ""
-    if isinstance(cause, ConfigError):
+    if isinstance(cause, ConfigError | NotReady):
         console.error(str(cause))
-        return BAD_CONFIG
+        return BAD_CONFIG if isinstance(cause, ConfigError) else FAILED
     text = "".join(traceback.format_exception(cause))
-    with log.open("a", encoding="utf-8") as file:
-        file.write(text)
-    if not isinstance(cause, (*CLEAR, ServerError)) and type(cause).__module__ != "pipelines.tracking.connection":
-        console.error(text.rstrip())
-    console.error(f"{where}{str(cause) or type(cause).__name__}")
-    console.error(f"log: {log}")
+    logged = _append(log, text)
+    if is_full(error):
+        console.error(f"{where}{disk_full(error, root)}")
+    else:
+        if not _is_clear(cause):
+            console.error(text.rstrip())
+        console.error(f"{where}{str(cause) or type(cause).__name__}")
+    if logged:
+        console.error(f"log: {log}")
     return FAILED
+
+
+def _is_clear(cause: BaseException) -> bool:
+    """Whether its message says what to do, without a traceback."""
+    return isinstance(cause, CLEAR) or type(cause).__module__ == "pipelines.tracking.connection"
+
+
+def _append(log: Path, text: str) -> bool:
+    """Add to the log; False where it cannot be written."""
+    try:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        return False
+    return True

@@ -1,5 +1,6 @@
 """Every metric of a stage as JSON lines next to the stage's work, so that no outage and no crash loses a number."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -34,8 +35,9 @@ class Journal:
         self._file.write(json.dumps({"step": line.step, "values": values, "time": line.time}) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file. A line that could not be written (a full disk) has been told by `write`."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def read_journal(path: Path) -> list[Line]:

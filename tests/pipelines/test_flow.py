@@ -80,6 +80,34 @@ def test_nothing_is_left_outside_the_run_root(done: "tuple[Path, subprocess.Comp
     assert (done[0] / "runs" / "prefect" / "prefect.db").exists()
 
 
+NOISE = """
+    import logging, os, pathlib, sys
+    from pipelines import environment
+    from pipelines.process import log_file
+
+    root = pathlib.Path(sys.argv[1])
+    environment.prepare(root)
+    from pipelines import flow
+
+    os.environ["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+    with log_file(root / "log"):
+        for name in ("prefect._internal.concurrency", "prefect.events", "prefect.engine", "prefect.flow_runs"):
+            logging.getLogger(name).error("trouble of %s", name)
+"""
+
+
+def test_what_prefect_complains_about_is_in_the_log_alone(tmp_path: Path) -> None:
+    """As its background services do when the server dies."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(NOISE), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    log = (tmp_path / "log").read_text()
+    for name in ("prefect._internal.concurrency", "prefect.events", "prefect.engine", "prefect.flow_runs"):
+        assert f"ERROR   {name}: trouble of {name}" in log
+
+
 def test_the_server_is_gone(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
     url = json.loads((done[0] / "runs" / "seen.json").read_text())["url"]
     with pytest.raises(OSError, match="refused"):

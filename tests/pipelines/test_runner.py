@@ -1,8 +1,11 @@
 """A whole run with stages that do next to nothing: reuse, errors, signals, crashes, and what MLflow says afterwards."""
 
+import errno
 import io
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -127,6 +130,54 @@ def test_an_unexpected_error_shows_its_traceback(settings: ExperimentSettings) -
     code, text = run(settings)
     assert code == 1
     assert "Traceback" in text
+
+
+def test_an_exit_in_a_stage_is_an_error(settings: ExperimentSettings) -> None:
+    fake_stages.trouble["policy"] = SystemExit(0)
+    code, text = run(settings)
+    assert code == 1
+    assert "error: policy: its code called sys.exit(0), but a stage (and a reward function) returns or raises" in text
+    assert "Traceback" not in text
+    (parent,), stages = runs(settings)
+    assert (parent.info.status, stages["policy"][0].info.status) == ("FAILED", "FAILED")
+
+
+def test_a_root_that_is_a_file_is_one_line(settings: ExperimentSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "runs"):
+        code, text = run(settings, paths=settings.paths.model_copy(update={"root": str(root)}))
+        assert code == 1
+        assert text.count("\n") == 1
+        assert re.fullmatch(f"error: paths.root={root} cannot be written: .*; set paths.root\n", text)
+
+
+def test_a_full_disk_is_one_message(settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = sqlite3.OperationalError("database or disk is full")
+    error = RuntimeError("(sqlite3.OperationalError) something\nand many lines")
+    error.__cause__ = full
+    monkeypatch.setattr(runner, "_append", lambda *_: False)  # neither can the log be written
+    for trouble in (error, OSError(errno.ENOSPC, "No space left on device", "checkpoints/1")):
+        fake_stages.trouble["sft"] = trouble
+        code, text = run(settings)
+        assert code == 1
+        assert f"error: sft: the disk is full: paths.root={settings.paths.root} has " in text
+        assert "Traceback" not in text
+        assert "log:" not in text
+    assert "checkpoints/1 could not be written" in text
+
+
+def test_a_named_prefect_server_that_is_away_is_told_before_any_work(
+    settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "nonsense")
+    rich = RichConsole(file=io.StringIO(), width=200)
+    code = runner.run_pipeline(settings, [], Selection(), use_prefect=True, console=Console(rich))
+    text = rich.file.getvalue()  # type: ignore[attr-defined]
+    assert code == 1
+    assert text.startswith("error: PREFECT_API_URL=nonsense is no address")
+    assert text.count("\n") == 1
+    assert fake_stages.calls == []
+    assert run(settings, Selection(until="data"))[0] == 0  # without Prefect nobody asks
 
 
 def test_after_an_error_the_stage_goes_on_and_every_step_appears_once(settings: ExperimentSettings) -> None:
