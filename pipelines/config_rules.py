@@ -1,7 +1,9 @@
 """Settings that do not go together, each combination as one sentence that names the key and the way out."""
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Values = Mapping[str, Any]  # settings by dotted name
@@ -148,16 +150,34 @@ def _rows_left_to_train_on(v: Values) -> str | None:
     "evaluation.max_new_tokens",
 )
 def _within_the_context(v: Values) -> str | None:
-    if v["data.source"] != "synthetic" or not _from_scratch(v):
+    where, positions = _context(v)
+    if positions is None:
         return None
-    positions, prompt = v["model.scratch.max_positions"], v["data.max_prompt_tokens"]
+    prompt = v["data.max_prompt_tokens"]
     lengths = {"data.max_total_tokens": v["data.max_total_tokens"]}
     for key in ("algorithm.max_new_tokens", "evaluation.max_new_tokens"):
         lengths[f"data.max_prompt_tokens + {key}"] = prompt + v[key]
     name, longest = max(lengths.items(), key=lambda item: item[1])
     if longest <= positions:
         return None
-    return f"{name} = {longest}, but model.scratch.max_positions={positions}; set it to {longest} or more"
+    remedy = f"set it to {longest} or more" if _from_scratch(v) else "lower the former"
+    return f"{name} = {longest}, but {where}={positions}; {remedy}"
+
+
+def _context(v: Values) -> tuple[str, int | None]:
+    """Tokens the model can read and where that is said; None where it is not known before loading."""
+    if _from_scratch(v):
+        known = v["data.source"] == "synthetic"  # no other data can be used with a new model; another rule says so
+        return "model.scratch.max_positions", v["model.scratch.max_positions"] if known else None
+    file = Path(v["model.path"] or "") / "config.json"
+    if v["model.path"] is None or not file.is_file():
+        return "", None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return "", None  # the loader will say what is wrong with it
+    names = [name for name in ("max_position_embeddings", "n_positions") if isinstance(config.get(name), int)]
+    return (f"{names[0]} in {file}", config[names[0]]) if names else ("", None)
 
 
 @rule("model.scratch.hidden_size", "model.scratch.heads", "model.scratch.rotary_fraction")

@@ -50,7 +50,7 @@ def _rows(summary: Summary, decoding: str) -> list[tuple[str, list[str]]]:
         ("gold reward", "gold_reward", "{:.2f}".format),
         ("reward model", "proxy_reward", "{:.2f}".format),
         # along the one greedy path the log-ratio is no estimate of the KL
-        ("KL, nats" if decoding == "sampled" else "log-ratio, nats", "kl", "{:.2f}".format),
+        ("KL, nats" if decoding == "sampled" else "log-ratio", "kl", "{:.2f}".format),
         ("length, tokens", "length", "{:.1f}".format),
         ("finished, %", "finished", lambda value: f"{100 * value:.1f}"),
     ]

@@ -436,3 +436,18 @@ def test_composing_imports_nothing_heavy(tmp_path):
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_longer_than_a_local_model_reads_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"n_positions": 64}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"chosen": "a", "rejected": "b"}\n')
+    overrides = ["data=hh", f"data.path={rows}", "model=pretrained", f"model.path={tmp_path}"]
+    lengths = ["data.max_prompt_tokens=40", "data.max_total_tokens=60"]
+    with pytest.raises(ConfigError) as error:
+        load_settings([*overrides, *lengths, "algorithm.max_new_tokens=30"])
+    (problem,) = error.value.problems
+    assert problem.startswith("data.max_prompt_tokens + algorithm.max_new_tokens = 70, but n_positions in ")
+    assert problem.endswith("=64; lower the former")
+    load_settings([*overrides, *lengths, "algorithm.max_new_tokens=24"])
