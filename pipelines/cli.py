@@ -48,7 +48,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="OVERRIDES",
-        help="Settings, e.g. `experiment=tiny seed=1 algorithm.kl_coef=0.1`; see `rloo config`.",
+        help="Settings, e.g. `experiment=tiny seed=1 algorithm.kl_coef=0.3`; see `rloo config`.",
         show_default=False,
     ),
 ]
@@ -95,7 +95,7 @@ def run(
 
     - `rloo run` the embedded task, nothing to the report
     - `rloo run experiment=tiny seed=1` the same, small
-    - `rloo run algorithm.kl_coef=0.1` runs the policy and the evaluation again, nothing else
+    - `rloo run algorithm.kl_coef=0.3` runs the policy and the evaluation again, nothing else
     - `rloo run --until reward_model` stops there
     - `rloo run --force sft` trains SFT again, and what depends on it if it comes out different
     - `rloo run experiment=hh_stories data.path=HH_FILES model.path=MODEL` real data, real model
@@ -130,7 +130,7 @@ def plan(
     **Examples**
 
     - `rloo plan`
-    - `rloo plan algorithm.kl_coef=0.1`
+    - `rloo plan algorithm.kl_coef=0.3`
     - `rloo plan experiment=tiny --force sft --json`
     """
     with _explained():

@@ -90,7 +90,7 @@ def test_metrics_stand_by_step_under_the_fields_names(tiny_run, runs):
 
 def test_parameters_datasets_figure_table_and_config_are_logged(tiny_run, runs):
     api = client(tiny_run)
-    assert runs["policy"].data.params["algorithm.kl_coef"] == "0.05"
+    assert runs["policy"].data.params["algorithm.kl_coef"] == "0.1"
     datasets = {item.dataset.name for item in api.get_run(runs["sft"].info.run_id).inputs.dataset_inputs}
     assert any("demonstrations" in name for name in datasets), datasets
 
@@ -147,7 +147,7 @@ def test_a_second_run_reuses_everything(tiny_run):
     assert again.process.stdout.count("reused") == len(STAGES)
     assert sorted(path for path in (tiny_run.root / "store").rglob("*")) == before
     assert rloo(tiny_run.place, "plan", "experiment=tiny").process.returncode == 0
-    assert rloo(tiny_run.place, "plan", "experiment=tiny", "algorithm.kl_coef=0.1").process.returncode == 3
+    assert rloo(tiny_run.place, "plan", "experiment=tiny", "algorithm.kl_coef=0.3").process.returncode == 3
 
 
 def weights(run: Run, stage: str = "policy"):

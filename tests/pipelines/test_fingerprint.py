@@ -45,7 +45,7 @@ def test_form(tmp_path):
 @pytest.mark.parametrize(
     ("override", "stages"),
     [
-        ("algorithm.kl_coef=0.1", {"policy"}),
+        ("algorithm.kl_coef=0.3", {"policy"}),
         ("sft.epochs=1", {"sft"}),
         ("reward_model.batch_size=32", {"reward_model"}),
         ("seed=1", {"sft", "reward_model", "policy", "evaluation"}),

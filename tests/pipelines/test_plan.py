@@ -67,25 +67,25 @@ def test_everything_is_there(root):
 
 def test_a_changed_setting_runs_its_stage_and_what_reads_it(root):
     pretend_to_run(root)
-    planned = plan(root, "algorithm.kl_coef=0.1")
-    assert planned["policy"] == ("run", "algorithm.kl_coef 0.05 → 0.1")
+    planned = plan(root, "algorithm.kl_coef=0.3")
+    assert planned["policy"] == ("run", "algorithm.kl_coef 0.1 → 0.3")
     assert planned["evaluation"] == ("depends", "after policy")
-    assert actions(root, "algorithm.kl_coef=0.1")[:3] == ["reuse"] * 3
-    assert pretend_to_run(root, "algorithm.kl_coef=0.1") == ["policy", "evaluation"]
+    assert actions(root, "algorithm.kl_coef=0.3")[:3] == ["reuse"] * 3
+    assert pretend_to_run(root, "algorithm.kl_coef=0.3") == ["policy", "evaluation"]
     assert actions(root) == ["reuse"] * 5  # and back
 
 
 def test_a_stage_that_waits_tells_its_own_change_too(root):
     pretend_to_run(root)
-    planned = plan(root, "sft.epochs=1", "algorithm.kl_coef=0.1")
+    planned = plan(root, "sft.epochs=1", "algorithm.kl_coef=0.3")
     assert planned["sft"] == ("run", "sft.epochs 2.0 → 1.0")
-    assert planned["policy"] == ("depends", "after reward_model; algorithm.kl_coef 0.05 → 0.1")
+    assert planned["policy"] == ("depends", "after reward_model; algorithm.kl_coef 0.1 → 0.3")
 
 
 def test_the_reason_compares_with_the_most_similar_result(root):
     pretend_to_run(root)
-    pretend_to_run(root, "algorithm.kl_coef=0.1", "algorithm.steps=5", "algorithm.group_size=2")
-    assert plan(root, "algorithm.kl_coef=0.2")["policy"] == ("run", "algorithm.kl_coef 0.05 → 0.2")
+    pretend_to_run(root, "algorithm.kl_coef=0.3", "algorithm.steps=5", "algorithm.group_size=2")
+    assert plan(root, "algorithm.kl_coef=0.2")["policy"] == ("run", "algorithm.kl_coef 0.1 → 0.2")
     many = plan(
         root, "algorithm.kl_coef=0.2", "algorithm.steps=9", "algorithm.group_size=8", "algorithm.temperature=0.5"
     )
@@ -125,7 +125,7 @@ def test_until_leaves_out_what_comes_later(root):
 def test_only_and_from_reuse_what_they_read(root):
     pretend_to_run(root)
     assert actions(root, selection=Selection(only=("sft",))) == ["reuse", "reuse", "skip", "skip", "skip"]
-    changed = plan(root, "algorithm.kl_coef=0.1", selection=Selection(from_stage="policy"))
+    changed = plan(root, "algorithm.kl_coef=0.3", selection=Selection(from_stage="policy"))
     assert [action for action, _ in changed.values()] == ["reuse", "reuse", "reuse", "run", "depends"]
 
 
@@ -183,7 +183,7 @@ def test_differences_in_words():
         "libraries/torch": "2.13",
     }
     assert explain(before, after) == [
-        "a.b 0.05 → 0.1",
+        "a.b 0.1 → 0.3",
         "c null → true",
         "data file changed: x.csv",
         "code changed: rloo_core/kl.py",
