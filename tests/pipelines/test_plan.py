@@ -183,7 +183,7 @@ def test_differences_in_words():
         "libraries/torch": "2.13",
     }
     assert explain(before, after) == [
-        "a.b 0.1 → 0.3",
+        "a.b 0.05 → 0.1",
         "c null → true",
         "data file changed: x.csv",
         "code changed: rloo_core/kl.py",
