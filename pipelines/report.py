@@ -21,9 +21,10 @@ def final_table(summary: Summary) -> Table:
     Returns:
         A section a way of decoding, a row a metric; columns SFT, policy, difference.
     """
+    count = f"{summary['evaluation/prompts']:.0f} " if "evaluation/prompts" in summary else ""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title="SFT → policy on held-out prompts, 95 % intervals",
+        title=f"SFT → policy on {count}held-out prompts; win rates against the references, 95 % intervals",
         title_justify="left",
         pad_edge=False,
     )

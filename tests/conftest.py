@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault(
+    "MPLCONFIGDIR", tempfile.mkdtemp(prefix="matplotlib-")
+)  # its font cache: not in the home directory
 
 REPOSITORY = Path(__file__).parents[1]
 

@@ -43,7 +43,7 @@ class Bench:
     prompts: Prompts
     proxy: Reward
     gold: Reward | None
-    reference_scores: list[float]
+    reference_scores: list[float] | None
     reference_model: nn.Module
 
     def judge_scores(self, assessment: Assessment) -> list[list[float]]:
@@ -62,12 +62,15 @@ def run(
         `evaluation/{sft,policy}/{greedy,sampled}/{win_rate,win_rate_low,win_rate_high,proxy_reward,gold_reward,kl,
         length,finished}`, `evaluation/difference/{greedy,sampled}/win_rate…` (policy - SFT, paired by prompt) and
         `evaluation/sft/best_of_n/…`. `kl` is the sampled log-ratio to the SFT model, nats a completion; of greedy
-        completions it is the log-ratio along that one path, not an estimate of the KL.
+        completions it is the log-ratio along that one path, not an estimate of the KL. Where the test prompts have no
+        references, win rates are left out.
     """
     use_threads(settings.compute)
     tokenizer = stage_tokenizer(inputs)
     device = make_accelerator(settings.compute).device
     bench = _bench(settings, inputs, tokenizer, device)
+    if bench.reference_scores is None:
+        observer.message("the test prompts have no `reference`: win rates are left out")
     total = len(POLICIES) * len(MODES)
     assessments: dict[tuple[str, str], Assessment] = {}
     for name in POLICIES:
@@ -77,17 +80,13 @@ def run(
             observer.progress(done, total, f"{name}, {mode}")
             assessments[name, mode] = _assess(bench, name, mode, model)
     observer.progress(total, total)
-    outcomes = {key: _outcomes(bench, assessment) for key, assessment in assessments.items()}
-    summary: dict[str, float] = {}
+    summary: dict[str, float] = {"evaluation/prompts": float(len(bench.prompts.ids))}
     for key, assessment in assessments.items():
         prefix = "evaluation/" + "/".join(key)
-        summary |= _named(f"{prefix}/win_rate", win_rate(outcomes[key]))
         measures = {"kl": 0.0} | means(assessment.first())  # the SFT model is the reference, so its KL is not measured
         summary |= {f"{prefix}/{name}": value for name, value in measures.items()}
-    for mode in MODES:
-        difference = paired_difference(outcomes["policy", mode], outcomes["sft", mode])
-        summary |= _named(f"evaluation/difference/{mode}/win_rate", difference)
-    summary |= _best_of_n(bench, assessments["sft", "sampled"])
+    if bench.reference_scores is not None:
+        summary |= _win_rates(bench, assessments, bench.reference_scores)
     rows = _rows(bench, assessments)
     observer.table("samples", rows[: settings.evaluation.samples])
     (out / "completions.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -104,23 +103,28 @@ def _bench(
 ) -> Bench:
     own, max_tokens = settings.evaluation, settings.compute.max_tokens_per_batch
     every = prompts_of(inputs, "test", tokenizer, settings.model.chat_template)
-    having = [i for i, row in enumerate(every.rows) if row.get("reference")][: own.prompts]
-    if len(having) < 2:
-        raise ValueError(
-            f"win rates need at least two test prompts with a reference; the data stage left {len(having)}. "
-            f"Raise data.test_fraction, or bring more rows"
-        )
-    prompts = Prompts([every.ids[i] for i in having], [every.rows[i] for i in having])
+    having = [i for i, row in enumerate(every.rows) if row.get("reference")]
+    judged = len(having) >= 2
+    chosen = (having if judged else range(len(every.rows)))[: own.prompts]
+    if len(chosen) == 0:
+        raise ValueError("there are no test prompts to evaluate on; raise data.test_fraction, or bring more rows")
+    prompts = Prompts([every.ids[i] for i in chosen], [every.rows[i] for i in chosen])
     reward_model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer).to(device)
     proxy = ModelReward(reward_model, max_tokens)
     reference_model = stage_policy(inputs["sft"], tokenizer, device)
     gold = gold_reward(prompts, tokenizer, end_tokens(reference_model, tokenizer)) if own.judge != "reward" else None
     if gold is None and own.judge == "gold":
         raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
-    references = [[encode_completion(tokenizer, row["reference"])] for row in prompts.rows]
-    groups = CompletionGroups.from_ids(prompts.ids, references, pad_id(tokenizer))
-    scores = (gold or proxy)(groups, prompts.rows)[:, 0].tolist()
+    scores = _reference_scores(prompts, gold or proxy, tokenizer) if judged else None
     return Bench(settings, tokenizer, prompts, proxy, gold, scores, reference_model)
+
+
+def _reference_scores(prompts: Prompts, judge: Reward, tokenizer: PreTrainedTokenizerBase) -> list[float]:
+    references = [[encode_completion(tokenizer, row["reference"])] for row in prompts.rows]
+    scores: list[float] = judge(CompletionGroups.from_ids(prompts.ids, references, pad_id(tokenizer)), prompts.rows)[
+        :, 0
+    ].tolist()
+    return scores
 
 
 def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
@@ -147,18 +151,31 @@ def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
     )
 
 
-def _outcomes(bench: Bench, assessment: Assessment) -> list[float]:
-    """Each prompt's first completion against its reference: 1, 0.5 or 0."""
-    return wins([scores[0] for scores in bench.judge_scores(assessment)], bench.reference_scores)
+def _win_rates(
+    bench: Bench, assessments: Mapping[tuple[str, str], Assessment], reference_scores: list[float]
+) -> dict[str, float]:
+    """Win rates of each prompt's first completion against its reference, and their difference."""
+    outcomes = {
+        key: wins([scores[0] for scores in bench.judge_scores(assessment)], reference_scores)
+        for key, assessment in assessments.items()
+    }
+    summary: dict[str, float] = {}
+    for key, outcome in outcomes.items():
+        summary |= _named(f"evaluation/{'/'.join(key)}/win_rate", win_rate(outcome))
+    for mode in MODES:
+        value, low, high = paired_difference(outcomes["policy", mode], outcomes["sft", mode])
+        within = Estimate(value, max(low, -1.0), min(high, 1.0))  # t intervals of few prompts know no bounds
+        summary |= _named(f"evaluation/difference/{mode}/win_rate", within)
+    return summary | _best_of_n(bench, assessments["sft", "sampled"], reference_scores)
 
 
-def _best_of_n(bench: Bench, assessment: Assessment) -> dict[str, float]:
+def _best_of_n(bench: Bench, assessment: Assessment, reference_scores: list[float]) -> dict[str, float]:
     """Win rate of the completion that the reward model prefers among N of the SFT model."""
     if bench.settings.evaluation.best_of < 2:
         return {}
     best = assessment.proxy_reward.argmax(dim=1).tolist()
     scores = [row[k] for row, k in zip(bench.judge_scores(assessment), best, strict=True)]
-    return _named("evaluation/sft/best_of_n/win_rate", win_rate(wins(scores, bench.reference_scores)))
+    return _named("evaluation/sft/best_of_n/win_rate", win_rate(wins(scores, reference_scores)))
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float]:
@@ -169,8 +186,10 @@ def _rows(bench: Bench, assessments: Mapping[tuple[str, str], Assessment]) -> li
     """One row a prompt: prompt, reference, and each policy's completion with its rewards."""
     rows: list[dict[str, object]] = []
     for i, prompt in enumerate(bench.prompts.rows):
-        row: dict[str, object] = {"prompt": _text(prompt["prompt"]), "reference": _text(prompt["reference"])}
-        row["reference_score"] = round(bench.reference_scores[i], 4)
+        row: dict[str, object] = {"prompt": _text(prompt["prompt"])}
+        if bench.reference_scores is not None:
+            row["reference"] = _text(prompt["reference"])
+            row["reference_score"] = round(bench.reference_scores[i], 4)
         for (name, mode), assessment in assessments.items():
             row[f"{name}_{mode}"] = assessment.texts[i][0]
             row[f"{name}_{mode}_proxy_reward"] = round(assessment.proxy_reward[i, 0].item(), 4)

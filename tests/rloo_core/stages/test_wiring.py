@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rloo_core.data.schema import SPLITS
 from rloo_core.observer import SilentObserver
-from rloo_core.stages import evaluation, policy, reward_model, sft
+from rloo_core.stages import common, evaluation, policy, reward_model, sft
 from rloo_core.stages.common import steps_for
 from tests.rloo_core.stages.small import (
     EOS,
@@ -253,3 +253,13 @@ def test_the_sft_model_has_kl_zero_and_the_policy_its_log_ratio_at_the_sampling_
     assert sum(map(len, completions)) / 4 == summary["evaluation/policy/sampled/length"]  # no pad among the samples
     ratios = log_ratios(inputs["policy"], inputs["sft"], prompts, completions, temperature=0.8)
     assert summary["evaluation/policy/sampled/kl"] == pytest.approx(sum(ratios) / len(ratios), abs=1e-4)
+
+
+def test_without_references_win_rates_are_left_out_and_the_rest_stays(inputs, tmp_path, monkeypatch):
+    read = common.read_table
+    bare = [{**row, "reference": None} for row in read(inputs["data"], "prompts", "test")]
+    monkeypatch.setattr(common, "read_table", lambda *key: bare if key[1:] == ("prompts", "test") else read(*key))
+    summary, rows = evaluate(inputs, tmp_path, judge="reward")
+    assert not any("win_rate" in name for name in summary)
+    assert {"evaluation/policy/sampled/proxy_reward", "evaluation/policy/sampled/kl"} <= set(summary)
+    assert len(rows) == summary["evaluation/prompts"] == len(bare)
