@@ -24,7 +24,7 @@ def final_table(summary: Summary) -> Table:
     count = f"{summary['evaluation/prompts']:.0f} " if "evaluation/prompts" in summary else ""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"SFT → policy on {count}held-out prompts; win rates against the references, 95 % intervals",
+        title=f"SFT → policy on {count}held-out prompts (wins against references, 95 %)",
         title_justify="left",
         pad_edge=False,
     )
