@@ -1,6 +1,6 @@
 """What a reward model of the embedded task sees: `python -m tests.diagnostics.reward_model_edits REWARD_MODEL DATA`.
 
-Prints, for each kind of edit, how often the model scores the better of two summaries higher that differ in that edit only.
+Prints, for each kind of edit, how often the model scores the better of two summaries higher that differ in it only.
 REWARD_MODEL and DATA are outputs of the two stages, e.g. runs/store/reward_model/… and runs/store/data/….
 """
 
