@@ -13,11 +13,7 @@ STATE = "loop.json"
 def fsync_tree(directory: Path) -> None:
     """Force every file below a directory, and the directories themselves, to the disk."""
     for path in [*directory.rglob("*"), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _fsync(path)
 
 
 def save_checkpoint(accelerator: Accelerator, directory: Path, step: int, state: dict[str, object], keep: int) -> Path:
@@ -48,7 +44,7 @@ def save_checkpoint(accelerator: Accelerator, directory: Path, step: int, state:
         fsync_tree(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        _fsync_directory(directory)
+        _fsync(directory)
         for old in sorted(directory.glob("step-*"))[:-keep]:
             shutil.rmtree(old)
     return final
@@ -68,8 +64,8 @@ def load_newest_checkpoint(accelerator: Accelerator, directory: Path) -> tuple[i
     return loop["step"], loop["state"]
 
 
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

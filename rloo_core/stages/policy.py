@@ -50,7 +50,7 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     layout = stage_layout(sft.base_model, compute, observer)
     model = add_lora(sft, settings.model.lora, own.seed)
     loop = TrainingLoop(make_accelerator(compute), model, own, own.steps, out, observer)
-    reward = _reward(settings, inputs, tokenizer, loop, layout, sampling.eos_ids)
+    reward = _reward(settings, inputs, tokenizer, loop, sampling.eos_ids, observer)
     reference = _reference(settings, inputs, tokenizer, loop, layout)
     held_out = prompts_of(inputs, "validation", tokenizer, chat, own.eval_prompts)
     monitor = partial(
@@ -96,14 +96,14 @@ def _reward(
     inputs: Mapping[str, Path],
     tokenizer: PreTrainedTokenizerBase,
     loop: TrainingLoop,
-    layout: Layout,
     eos_ids: Sequence[int],
+    observer: Observer,
 ) -> Reward:
-    """The user's function, or the trained reward model."""
+    """The user's function, or the reward model, whose architecture need not be the policy's: it is tried on its own."""
     if settings.algorithm.reward_function is not None:
         return FunctionReward(load_function(settings.algorithm.reward_function), tokenizer, eos_ids)
     model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer)
-    model.layout = layout
+    model.layout = stage_layout(model.classifier.base_model, settings.compute, observer)
     prepared: nn.Module = loop.accelerator.prepare_model(model, evaluation_mode=True)
     return ModelReward(prepared, settings.compute.max_tokens_per_batch)
 
