@@ -263,3 +263,22 @@ def test_without_references_win_rates_are_left_out_and_the_rest_stays(inputs, tm
     assert not any("win_rate" in name for name in summary)
     assert {"evaluation/policy/sampled/proxy_reward", "evaluation/policy/sampled/kl"} <= set(summary)
     assert len(rows) == summary["evaluation/prompts"] == len(bare)
+
+
+def test_the_reward_model_is_laid_out_as_its_own_architecture_allows(inputs, tmp_path, monkeypatch):
+    """The policy shares prompts; a reward model that may not, a sliding window's for instance, is asked for itself."""
+    asked = []
+
+    def layout_of(decoder, compute, observer):
+        asked.append(decoder)
+        return common.Layout.SHARED if len(asked) == 1 else common.Layout.PADDED
+
+    used = []
+    monkeypatch.setattr(policy, "stage_layout", layout_of)
+    score = policy.ModelReward.__call__
+    monkeypatch.setattr(
+        policy.ModelReward, "__call__", lambda self, *batch: (used.append(self.model.layout), score(self, *batch))[1]
+    )
+    policy.run(policy_settings(), inputs, tmp_path, SilentObserver())
+    assert len(asked) == 2
+    assert set(used) == {common.Layout.PADDED}
