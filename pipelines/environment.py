@@ -22,7 +22,7 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "PREFECT_CLIENT_MAX_RETRIES": "8",
+    "PREFECT_CLIENT_MAX_RETRIES": "3",  # 14 s; `flow_repair` waits longer, in a way that can be interrupted
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # errors are told once, by us; the log file has all of them
     "PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL": "CRITICAL",  # the same for its background services,
     "PREFECT_LOGGING_LOGGERS_PREFECT_INTERNAL_PROPAGATE": "true",  # whose records reach the log file only this way

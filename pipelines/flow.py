@@ -1,13 +1,21 @@
-"""The run as a Prefect flow, its stages as tasks. Nothing else imports Prefect; import it after `environment.prepare`.
+"""The run as a Prefect flow, its stages as tasks. Import it after `environment.prepare`: Prefect reads that once.
 
-Tasks are called, not submitted: they cost nothing, and SIGTERM reaches only the main thread.
+Tasks are called, not submitted: they cost nothing, and SIGTERM reaches only the main thread. Whoever started the flow,
+`rloo run` or a worker, the same function runs the stages.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from prefect import flow, task
+from prefect import Flow, flow, runtime, task
 from prefect.cache_policies import NO_CACHE
-from prefect.context import FlowRunContext
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import (
     PREFECT_API_URL,
@@ -17,46 +25,147 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
-from pipelines.outcome import Execute, Outcome
+from pipelines import deployed, flow_artifacts, flow_records, flow_repair
+from pipelines.flow_parameters import Experiment, Override, StageName, as_parameters, flow_run_name
+from pipelines.flow_records import FlowRecord, TaskRecord
+from pipelines.job import Job
+from pipelines.outcome import Outcome
+
+LOG = logging.getLogger("rloo")
+RETRIES = 2
+RETRY_SECONDS = (10.0, 60.0)
+NETWORK = ("requests", "urllib3", "httpx", "huggingface_hub", "botocore")
+_started: ContextVar[Job | None] = ContextVar("job that `rloo run` prepared", default=None)
+_held: dict[str, FlowRecord] = {}
 
 
-def run_as_flow(
-    name: str, body: Callable[[Execute], None], overrides: Sequence[str], selection: dict[str, object], api_url: str
-) -> None:
-    """Run `body` inside a flow run; what it executes shows up as tasks.
+def _forget(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """The server has recorded the end of the flow run, and before it that of every task."""
+    with suppress(KeyError):
+        _held.pop(str(flow_run.id)).forget()
+
+
+@flow(
+    name="rloo",
+    flow_run_name=lambda: flow_run_name(runtime.flow_run.parameters),
+    persist_result=False,
+    on_completion=[_forget],
+    on_failure=[_forget],
+)
+def rloo(
+    experiment: Experiment = "default",
+    overrides: list[Override] = [],  # noqa: B006 (Prefect shows it; nothing changes it)
+    from_stage: StageName | None = None,
+    until: StageName | None = None,
+    only: list[StageName] = [],  # noqa: B006
+    force: list[StageName] = [],  # noqa: B006
+    dry_run: bool = False,
+) -> object:
+    """Prompts in, aligned policy and its report out. Finished stages with the same settings, data and code are reused.
 
     Args:
-        name: Name of the flow run: the experiment's.
-        body: Runs the stages, each through the function it is given.
-        overrides: What a person typed; shown as a parameter of the flow run.
-        selection: Which stages; shown as a parameter.
-        api_url: The Prefect server.
+        experiment: A file of conf/experiment.
+        overrides: Settings, one an entry, as on the command line: algorithm.kl_coef=0.3
+        from_stage: This stage and later ones; earlier ones must be finished.
+        until: Nothing after this stage.
+        only: Only these stages; what they read must be finished.
+        force: Run these stages even if they are finished.
+        dry_run: Show the plan, run nothing.
     """
+    job = _started.get()
+    if job is not None:
+        conduct(job)
+        return None
+    parameters = dict(runtime.flow_run.parameters)
+    if dry_run:
+        plan = deployed.dry_plan(parameters)
+        flow_artifacts.publish_plan(experiment, plan)
+        return Completed(name="Planned", message="Nothing was run; the artifact `plan` says what would be.")
+    deployed.run_deployed(parameters, flow_run_id() or "", conduct)
+    return None
 
-    @flow(name="rloo", flow_run_name=name, validate_parameters=False, persist_result=False)
-    def rloo(overrides: list[str], selection: dict[str, object]) -> None:
-        """Prompts in, aligned policy and its report out."""
-        body(as_task)
 
+def run_as_flow(job: Job, api_url: str, server_ended: Callable[[], bool]) -> None:
+    """Run a prepared job as a flow run.
+
+    Args:
+        job: What to do.
+        api_url: The Prefect server.
+        server_ended: Whether that server is known to be gone for good, so that waiting for it is in vain.
+    """
     with temporary_settings({PREFECT_API_URL: api_url, **_without_heartbeat()}):
+        root = Path(job.settings.paths.root)
+        flow_repair.reconcile(root, job.executor.console.line)
+        token = _started.set(job)
+        flow_repair.server_ended = server_ended
         try:
-            rloo(list(overrides), selection)
+            rloo(**as_parameters(job.overrides, job.selection))  # type: ignore[call-overload]
         finally:
-            APILogHandler().flush()  # while the server is still there
+            _started.reset(token)
+            if not server_ended():
+                APILogHandler().flush()  # while the server is still there
+            while _held:
+                _held.popitem()[1].release()
 
 
-def as_task(stage: str, step: Callable[[], Outcome]) -> Outcome:
+def conduct(job: Job) -> None:
+    """Run the stages of a job within the flow run; plan and report become its artifacts.
+
+    Raises:
+        StageFailed: From the first stage that fails.
+    """
+    run_id = flow_run_id() or ""
+    record = flow_records.hold(Path(job.settings.paths.root), run_id, PREFECT_API_URL.value() or "")
+    _held[run_id] = record
+    job.executor.tracker.tag("prefect.run", run_id)
+    flow_artifacts.publish_plan(job.settings.name, job.plan)
+    try:
+        job.run(partial(as_task, record))
+        flow_artifacts.publish_report(job)
+    except Exception as error:
+        record.ended(flow_records.State("FAILED", "Failed", _message(error)))
+        flow_repair.settle(record, job.executor.console.warning)
+        raise
+    record.ended(flow_records.State("COMPLETED", "Completed"))
+    flow_repair.settle(record, job.executor.console.warning)
+
+
+def as_task(record: FlowRecord, stage: str, step: Callable[[], Outcome]) -> Outcome:
     """Run one stage as a task of its name; a reused output shows as the state "Reused".
+
+    Only trouble with an outside service is tried again: anything else would fail again.
 
     Raises:
         Exception: What the stage raised.
     """
     outcomes: list[Outcome] = []
 
-    @task(name=stage, task_run_name=stage, cache_policy=NO_CACHE, persist_result=False)
+    @task(
+        name=stage,
+        task_run_name=stage,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=RETRIES,
+        retry_delay_seconds=list(RETRY_SECONDS),
+        retry_condition_fn=_is_outside,
+    )
     def run_stage() -> object:
-        outcomes.append(step())
-        return Completed(name="Reused", message=outcomes[0].directory.name) if outcomes[0].reused else None
+        note("RUNNING", "Running")
+        try:
+            outcomes.append(step())
+        except BaseException as error:
+            kind = "FAILED" if isinstance(error, Exception) else "CRASHED"
+            note(kind, kind.title(), _message(error))
+            raise
+        name = "Reused" if outcomes[0].reused else "Completed"
+        note("COMPLETED", name)
+        return Completed(name=name, message=outcomes[0].directory.name) if outcomes[0].reused else None
+
+    def note(kind: str, name: str, message: str = "") -> None:
+        context = TaskRunContext.get()
+        if context is not None:
+            run, state = context.task_run, flow_records.State(kind, name, message)
+            record.task(str(run.id), TaskRecord(stage, run.task_key, run.dynamic_key, state))
 
     state = run_stage(return_state=True)
     if not outcomes:
@@ -69,6 +178,25 @@ def flow_run_id() -> str | None:
     """The id of the running flow run, if there is one."""
     context = FlowRunContext.get()
     return str(context.flow_run.id) if context is not None and context.flow_run is not None else None
+
+
+def _message(error: BaseException) -> str:
+    """What went wrong, in the words of the error that a stage raised."""
+    return str(error.__cause__ or error) or type(error).__name__
+
+
+def _is_outside(_: object, __: object, state: State) -> bool:
+    """Whether a stage failed at the network: a hub, an artifact store."""
+    try:
+        state.result()
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            outside = type(cause).__module__.partition(".")[0] in NETWORK
+            if outside or isinstance(cause, ConnectionError | TimeoutError):
+                return True
+            cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _without_heartbeat() -> dict[object, None]:

@@ -8,12 +8,38 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 STARTUP_SECONDS = 180.0
 
 
 class ServerError(RuntimeError):
     """The temporary Prefect server did not come up."""
+
+
+class Server(Protocol):
+    """A Prefect server."""
+
+    def wait(self) -> str:
+        """Wait until it answers, and return its URL, as in PREFECT_API_URL."""
+
+    def ended(self) -> bool:
+        """Whether it is known to be gone for good."""
+
+
+class NamedServer:
+    """A server that somebody else runs; when it is away, it will come back."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def wait(self) -> str:
+        """Its URL."""
+        return self.url
+
+    def ended(self) -> bool:
+        """Never: who runs it starts it again."""
+        return False
 
 
 class TemporaryServer:
@@ -69,6 +95,10 @@ class TemporaryServer:
             time.sleep(0.05)
         self._unlock()
         return self.url
+
+    def ended(self) -> bool:
+        """Whether it has ended, or is being stopped."""
+        return self._process is None or self._process.poll() is not None
 
     def stop(self) -> None:
         """Stop the server and wait until nothing of it is left."""

@@ -45,9 +45,7 @@ def check_prefect_server(url: str) -> None:
     Raises:
         NotReady: If nothing answers there within a few seconds, or something that is no Prefect server.
     """
-    if url.startswith(CLOUD):
-        return
-    problem = _trouble(url)
+    problem = server_trouble(url)
     if problem:
         raise NotReady(
             f"PREFECT_API_URL={url} {problem}; start that server, unset PREFECT_API_URL for a temporary one, or run "
@@ -55,7 +53,10 @@ def check_prefect_server(url: str) -> None:
         )
 
 
-def _trouble(url: str) -> str | None:
+def server_trouble(url: str) -> str | None:
+    """What is wrong with a Prefect server: the predicate of a sentence about its URL; None if it answers."""
+    if url.startswith(CLOUD):
+        return None
     if not url.startswith(("http://", "https://")):
         return "is no address of a Prefect server, such as http://127.0.0.1:4200/api"
     try:

@@ -9,9 +9,8 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +19,13 @@ from pipelines.config import to_yaml
 from pipelines.config_errors import ConfigError
 from pipelines.console import Console
 from pipelines.execution import MODEL, Executor, StageExited, StageFailed, set_threads
-from pipelines.outcome import Execute, directly
+from pipelines.job import Job
+from pipelines.outcome import directly
 from pipelines.plan import PlannedStage, Planner, Selection, make_plan
-from pipelines.prefect_server import ServerError, TemporaryServer
+from pipelines.prefect_server import NamedServer, Server, ServerError, TemporaryServer
 from pipelines.preflight import NotReady, check_prefect_server, check_root, disk_full, is_full
 from pipelines.process import Terminated, log_file, sigterm_raises
+from pipelines.service_addresses import running_services
 from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
 
@@ -65,8 +66,8 @@ def run_pipeline(
             check_root(root)
             for warning in environment.prepare(root):
                 console.warning(warning)
-            if use_prefect and not environment.own_server():
-                check_prefect_server(os.environ["PREFECT_API_URL"])
+            if use_prefect:
+                _use_running_server(root)
             _run(settings, overrides, selection, use_prefect, console, log)
             return FINISHED
         except BaseException as error:
@@ -81,72 +82,80 @@ def _run(
     console: Console,
     log: Path,
 ) -> None:
-    root = Path(settings.paths.root)
-    store = Store(root)
-    plan = make_plan(settings, store, selection, overrides)
-    console.plan(plan_rows(plan))
     with ExitStack() as stack:
-        api_url = stack.enter_context(_prefect(root)) if use_prefect else None
+        server = stack.enter_context(_prefect(Path(settings.paths.root))) if use_prefect else None
         stack.enter_context(log_file(log))
-        tracker = stack.enter_context(_tracked(settings, overrides, plan, console))
-        executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console)
-        if any(stage.action in ("run", "depends") for stage in plan):
-            set_threads(settings.compute.threads)  # loads torch while the Prefect server starts
-        body = partial(_stages, executor, [stage.name for stage in plan if stage.action != "skip"])
-        if api_url is None:
-            body(directly)
+        job = stack.enter_context(prepared(settings, overrides, selection, console))
+        if server is None:
+            job.run(directly)
         else:
-            _as_flow(settings.name, body, overrides, selection, api_url, executor)
-        if "evaluation" in executor.outcomes:
-            tracker.result(executor.outcomes["evaluation"].summary)
-    _finish(executor, console)
-
-
-def _stages(executor: Executor, names: Sequence[str], execute: Execute) -> None:
-    for name in names:
-        execute(name, partial(executor.run, name))
-
-
-def _as_flow(
-    name: str,
-    body: Callable[[Execute], None],
-    overrides: Sequence[str],
-    selection: Selection,
-    api_url: Callable[[], str],
-    executor: Executor,
-) -> None:
-    """Run the stages inside a flow. If Prefect fails after the last stage has finished, the run has not failed."""
-    from pipelines import flow
-
-    done = False
-
-    def tracked(execute: Execute) -> None:
-        nonlocal done
-        executor.tracker.tag("prefect.run", flow.flow_run_id() or "")
-        body(execute)
-        done = True
-
-    try:
-        flow.run_as_flow(name, tracked, overrides, selection_parameters(selection), api_url())
-    except Exception as error:
-        if not done:
-            raise
-        LOG.exception("Prefect failed at the end of the flow")
-        executor.console.warning(f"All stages are finished, but Prefect could not record the end of the flow: {error}")
+            _as_flow(job, server)
+    _finish(job.executor, console)
 
 
 @contextmanager
-def _prefect(root: Path) -> Iterator[Callable[[], str]]:
-    """A function that waits for the Prefect server and says where it is; the temporary one is gone at the end."""
+def prepared(
+    settings: ExperimentSettings, overrides: Sequence[str], selection: Selection, console: Console, flow_run: str = ""
+) -> Iterator[Job]:
+    """A job whose plan is made and told, and whose MLflow run is open until the block ends.
+
+    Args:
+        settings: Of the whole run.
+        overrides: What a person typed.
+        selection: Which stages.
+        console: What a person sees.
+        flow_run: Id of the Prefect flow run of a deployment; a second attempt at it goes on in its MLflow run.
+    """
+    store = Store(settings.paths.root)
+    plan = make_plan(settings, store, selection, overrides)
+    console.plan(plan_rows(plan))
+    with _tracked(settings, overrides, plan, console) as tracker:
+        executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console)
+        if any(stage.action in ("run", "depends") for stage in plan):
+            set_threads(settings.compute.threads)  # loads torch while the Prefect server starts
+        yield Job(settings, overrides, selection, plan, executor)
+
+
+def _as_flow(job: Job, server: Server) -> None:
+    """Run the stages inside a flow. If Prefect fails after the last stage has finished, the run has not failed."""
+    from pipelines import flow
+
+    try:
+        flow.run_as_flow(job, server.wait(), server.ended)
+    except Exception as error:
+        if not job.done:
+            raise
+        LOG.exception("Prefect failed at the end of the flow")
+        job.executor.console.warning(
+            f"All stages are finished, but Prefect could not record the end of the flow; the next start will: {error}"
+        )
+
+
+def _use_running_server(root: Path) -> None:
+    """The server that PREFECT_API_URL names, or that of the services of this run root.
+
+    Raises:
+        NotReady: If PREFECT_API_URL names a server that does not answer.
+    """
+    services = running_services(root)
+    if environment.own_server() and services is not None:
+        os.environ["PREFECT_API_URL"] = services.prefect_api
     if not environment.own_server():
-        yield lambda: os.environ["PREFECT_API_URL"]
+        check_prefect_server(os.environ["PREFECT_API_URL"])
+
+
+@contextmanager
+def _prefect(root: Path) -> Iterator[Server]:
+    """The Prefect server: one that runs already, or a temporary one that is gone at the end."""
+    if not environment.own_server():
+        yield NamedServer(os.environ["PREFECT_API_URL"])
         return
     server = TemporaryServer(root)
     try:
         server.start()
         from pipelines import flow  # noqa: F401 (imported before the log file is opened: Prefect rearranges logging)
 
-        yield server.wait
+        yield server
     finally:
         server.stop()
 
@@ -186,16 +195,6 @@ def _finish(executor: Executor, console: Console) -> None:
 def plan_rows(plan: Sequence[PlannedStage]) -> list[dict[str, str]]:
     """The plan as text: stage, action, reason."""
     return [{"stage": stage.name, "action": stage.action, "reason": stage.reason} for stage in plan]
-
-
-def selection_parameters(selection: Selection) -> dict[str, object]:
-    """A selection as parameters of the flow run: what was typed."""
-    return {
-        "only": list(selection.only),
-        "from": selection.from_stage,
-        "until": selection.until,
-        "force": list(selection.force),
-    }
 
 
 def _explain(error: BaseException, console: Console, log: Path, root: Path) -> int:

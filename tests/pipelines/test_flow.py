@@ -30,7 +30,7 @@ PROGRAM = """
 
 def show_server(url: str, root: Path) -> None:
     """Ask the server, before it stops, what it has seen; the last answer stays."""
-    seen = {kind: _ask(f"{url}/{kind}/filter") for kind in ("flow_runs", "task_runs", "logs")}
+    seen = {kind: _ask(f"{url}/{kind}/filter") for kind in ("flow_runs", "task_runs", "logs", "artifacts")}
     (root / "seen.json").write_text(json.dumps({**seen, "url": url}))
 
 
@@ -64,11 +64,31 @@ def test_the_terminal_is_quiet(done: "tuple[Path, subprocess.CompletedProcess[st
 
 def test_flow_and_tasks_carry_our_names_and_states(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
     flows = seen(done, "flow_runs")
-    assert [(run["name"], run["state_name"]) for run in flows] == [("tiny", "Completed")] * 2
-    assert {json.dumps(run["parameters"]["selection"]["until"]) for run in flows} == {'"data"', '"sft"'}  # type: ignore[index]
-    assert flows[0]["parameters"]["overrides"][0] == "experiment=tiny"  # type: ignore[index]
+    assert {(run["name"], run["state_name"]) for run in flows} == {
+        ("tiny, until data", "Completed"),
+        ("tiny, until sft", "Completed"),
+    }
+    parameters = flows[0]["parameters"]
+    assert isinstance(parameters, dict)
+    assert (parameters["experiment"], parameters["overrides"][-1]) == ("tiny", "tracking.experiment=trial")
     tasks = sorted((str(run["name"]), str(run["state_name"])) for run in seen(done, "task_runs"))
     assert tasks == [("data", "Completed"), ("data", "Reused"), ("sft", "Completed")]
+
+
+def test_plan_and_report_are_artifacts_of_the_flow_run(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:
+    artifacts = seen(done, "artifacts")
+    assert sorted((str(each["key"]), str(each["type"])) for each in artifacts) == [
+        ("plan", "table"), ("plan", "table"), ("report", "markdown"), ("report", "markdown"),
+    ]  # fmt: skip
+    plans = [json.loads(str(each["data"])) for each in artifacts if each["key"] == "plan"]
+    assert ["run", "reuse"] in [sorted((row["action"] for row in plan[:2]), reverse=True) for plan in plans]
+    assert any("| data | reused |" in str(each["data"]) for each in artifacts)
+
+
+def test_a_run_that_the_server_knows_the_end_of_leaves_no_record(
+    done: "tuple[Path, subprocess.CompletedProcess[str]]",
+) -> None:
+    assert list((done[0] / "runs" / "flows").iterdir()) == []
 
 
 def test_what_stages_say_is_in_prefect_s_log(done: "tuple[Path, subprocess.CompletedProcess[str]]") -> None:

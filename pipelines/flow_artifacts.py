@@ -1,0 +1,116 @@
+"""The plan as a table and the result as a page of Prefect, with links to MLflow. Text of models is shown as text."""
+
+import html
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from pipelines.job import Job
+from pipelines.plan import PlannedStage
+from pipelines.report import final_table
+from pipelines.service_addresses import mlflow_address
+
+LOG = logging.getLogger("rloo")
+SHOWN_CHARACTERS = 600  # of a prompt or a completion
+MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:@])")
+
+
+def publish_plan(name: str, plan: Sequence[PlannedStage]) -> None:
+    """Each stage with what will be done and why, as a table artifact."""
+    rows = [{"stage": stage.name, "action": stage.action, "reason": stage.reason} for stage in plan]
+    _try(lambda: create_table_artifact(rows, key="plan", description=f"What {escaped(name)} will do, and why"))
+
+
+def publish_report(job: Job) -> None:
+    """Result, samples and links, as a markdown artifact."""
+    _try(
+        lambda: create_markdown_artifact(
+            report(job), key="report", description=f"Result of {escaped(job.settings.name)}"
+        )
+    )
+
+
+def report(job: Job) -> str:
+    """The report as markdown: what became of each stage, the final table, samples, where to look further."""
+    lines = [f"# {escaped(job.settings.name)}", "", *_stages(job)]
+    evaluation = job.executor.outcomes.get("evaluation")
+    if evaluation is not None:
+        lines += ["", "## SFT → policy", "", *_final(evaluation.summary)]
+        rows = _samples(job)
+        lines += ["", "## Samples", "", *table(rows)] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Lines of a markdown table; cells are markdown already."""
+    columns = list(rows[0])
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return lines + ["| " + " | ".join(row.get(column, "") for column in columns) + " |" for row in rows]
+
+
+def escaped(text: str) -> str:
+    """Any text as one markdown table cell that shows exactly this text: no markup, no HTML, no links, no new rows."""
+    shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
+    printable = "".join(char if char.isprintable() or char == "\n" else "�" for char in shown)
+    # an entity is inert in HTML and in markdown, a backslash only in markdown
+    entities = MARKDOWN.sub(lambda match: f"&#{ord(match[1])};", html.escape(printable, quote=False).replace("&", "\0"))
+    return entities.replace("\0", "&").replace("\n", " ⏎ ")
+
+
+def _stages(job: Job) -> list[str]:
+    base = mlflow_address(job.settings)
+    tracker, outcomes = job.executor.tracker, job.executor.outcomes
+    experiment = tracker.connection.experiment_id
+
+    def link(run: str) -> str:
+        return f"[{run[:8]}]({base}/#/experiments/{experiment}/runs/{run})" if base and run else f"`{run[:8]}`"
+
+    rows = [
+        {
+            "stage": escaped(name),
+            "": "reused" if outcome.reused else "completed",
+            "seconds": f"{outcome.seconds:.0f}",
+            "MLflow run": link(outcome.run_id) if outcome.run_id else "",
+            "output": f"`{outcome.directory}`",
+        }
+        for name, outcome in outcomes.items()
+    ]
+    where = f"MLflow run of the whole: {link(tracker.run_id)}" if tracker.run_id else "MLflow has no run of this"
+    return [*table(rows), "", where if base else f"{where}; `rloo ui` shows it"] if rows else [where]
+
+
+def _final(summary: Mapping[str, float]) -> list[str]:
+    shown = final_table(summary)
+    headers = [str(column.header) or " " for column in shown.columns]
+    cells = zip(*(list(column.cells) for column in shown.columns), strict=True)
+    return table([dict(zip(headers, (escaped(str(cell)) for cell in row), strict=True)) for row in cells])
+
+
+def _samples(job: Job) -> list[dict[str, str]]:
+    """The first rows of the evaluation's completions: prompt, before, after."""
+    file = job.executor.outcomes["evaluation"].directory / "completions.jsonl"
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8") as lines:
+        rows: list[dict[str, Any]] = [
+            json.loads(line) for _, line in zip(range(job.settings.evaluation.samples), lines, strict=False)
+        ]
+    columns = {
+        "prompt": "prompt",
+        "reference": "reference",
+        "sft_sampled": "SFT, sampled",
+        "policy_sampled": "policy, sampled",
+    }
+    return [{shown: escaped(str(row[key])) for key, shown in columns.items() if key in row} for row in rows]
+
+
+def _try(publish: Callable[[], object]) -> None:
+    """An artifact that cannot be stored is no reason to stop a training."""
+    try:
+        publish()
+    except Exception:
+        LOG.warning("Prefect did not take an artifact", exc_info=True)
