@@ -97,7 +97,7 @@ def corrected_terms(logprobs: Tensor, ratio: Tensor, advantages: Tensor, cap: fl
     References:
         Ionides 2008, Truncated importance sampling, https://doi.org/10.1198/106186008X320456
     """
-    weights = ratio.detach().clamp(max=cap) if cap is not None else ratio.detach()
+    weights = ratio if cap is None else ratio.clamp(max=cap)
     return reinforce_terms(logprobs, _over_tokens(weights, logprobs.ndim) * _over_tokens(advantages, logprobs.ndim))
 
 

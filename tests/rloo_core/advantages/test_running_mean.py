@@ -43,5 +43,6 @@ def test_it_survives_a_checkpoint_to_the_last_bit():
 
 
 def test_many_small_rewards_on_a_large_sum_are_not_lost():
-    """In float32 a sum of 2^24 would no longer grow by 0.5."""
-    assert RunningMean(2**24, 2.0**24).updated(torch.full((8,), 0.5)).total == 2.0**24 + 4
+    """In float32, 2^26 + 4 is 2^26: the sum within a batch needs the wider type too."""
+    batch = torch.cat([torch.tensor([2.0**26]), torch.full((8,), 0.5)])
+    assert RunningMean(1, 1.0).updated(batch).total == 2.0**26 + 5
