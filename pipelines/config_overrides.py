@@ -37,7 +37,10 @@ def group_options() -> dict[str, list[str]]:
     """The files of each folder of conf/, by folder."""
     folders = [folder for folder in files("pipelines.conf").iterdir() if folder.is_dir()]
     names = {folder.name: sorted(file.name for file in folder.iterdir()) for folder in folders}
-    yaml = {group: [n.removesuffix(".yaml") for n in found if n.endswith(".yaml")] for group, found in names.items()}
+    yaml = {
+        group: [n.removesuffix(".yaml") for n in found if n.endswith(".yaml") and n[0] != "_"]
+        for group, found in names.items()
+    }
     return {group: options for group, options in sorted(yaml.items()) if options}
 
 

@@ -40,26 +40,6 @@ def _from_scratch(v: Values) -> bool:
     return v["model.path"] is None and v["model.gguf_package"] is None
 
 
-@rule("algorithm.name", "algorithm.group_size")
-def _siblings(v: Values) -> str | None:
-    if v["algorithm.name"] != "rloo" or v["algorithm.group_size"] >= 2:
-        return None
-    group = v["algorithm.group_size"]
-    return f"algorithm.group_size={group}, but algorithm=rloo needs at least 2; set algorithm.group_size=4"
-
-
-@rule("algorithm.rollout_batch_size", "algorithm.group_size")
-def _whole_groups(v: Values) -> str | None:
-    batch, group = v["algorithm.rollout_batch_size"], v["algorithm.group_size"]
-    if batch % group == 0:
-        return None
-    fits = max(group, batch - batch % group)
-    return (
-        f"algorithm.rollout_batch_size={batch}, but it must be a multiple of algorithm.group_size={group}; "
-        f"set algorithm.rollout_batch_size={fits}"
-    )
-
-
 @rule("data.source", "model.path", "model.gguf_package")
 def _a_model_for_real_text(v: Values) -> str | None:
     if v["data.source"] == "synthetic" or not _from_scratch(v):

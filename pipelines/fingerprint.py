@@ -155,11 +155,16 @@ def _tree(path: str) -> dict[str, Path]:
 
 def _code(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
     code = code_digests(stage.module, core_packages())
-    function = settings.algorithm.reward_function if "algorithm" in stage.settings_type.model_fields else None
-    if function is not None:
+    for function in _own_functions(settings) if "algorithm" in stage.settings_type.model_fields else ():
         module = function.partition(":")[0]
         code |= code_digests(module, on_path(module.partition(".")[0]))
     return code
+
+
+def _own_functions(settings: ExperimentSettings) -> list[str]:
+    """The user's functions that a run calls, as `module:function`."""
+    named = (settings.algorithm.reward_function, settings.algorithm.advantage)
+    return [function for function in named if function is not None and ":" in function]
 
 
 def _libraries(settings: ExperimentSettings) -> dict[str, str]:

@@ -52,6 +52,13 @@ def hidden_states(decoder: Any, groups: CompletionGroups, layout: Layout) -> Ten
     return hidden[:, -rows.tokens :].reshape(*groups.completion_ids.shape, -1)
 
 
+def predicting_states(decoder: Any, groups: CompletionGroups, layout: Layout) -> Tensor:
+    """Last hidden state at the position that predicts each completion token. Shape [P, K, T, hidden]."""
+    rows = make_rows(groups, layout)
+    hidden: Tensor = decoder(**rows.inputs, use_cache=False).last_hidden_state
+    return hidden[:, -(rows.tokens + 1) :][:, rows.predictors].reshape(*groups.completion_ids.shape, -1)
+
+
 def choose_layout(decoder: Any, wanted: str) -> tuple[Layout, str | None]:
     """The layout to use with a model, tried on the model itself.
 

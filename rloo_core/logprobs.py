@@ -1,5 +1,6 @@
 """Log-probs of completions under a causal language model: the one place where they are computed."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,18 @@ def completion_logprobs(
         entropy = -(log_softmax.exp() * log_softmax).sum(-1)[:, rows.predictors].view(groups.completion_ids.shape)
     padding = ~groups.response_mask
     return CompletionLogprobs(logprobs.masked_fill(padding, 0.0), entropy.masked_fill(padding, 0.0))
+
+
+def reference_logprobs(
+    model: nn.Module, temperature: float, layout: Layout = Layout.PADDED
+) -> Callable[[CompletionGroups], Tensor]:
+    """A function from completions to their log-probs [P, K, T] under a frozen model."""
+
+    @torch.no_grad()
+    def logprobs(groups: CompletionGroups) -> Tensor:
+        return completion_logprobs(model, groups, temperature=temperature, layout=layout).logprobs
+
+    return logprobs
 
 
 def in_float32(values: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class FunctionReward:
         return [float(value) for value in values]
 
 
-def load_function(path: str) -> RewardFunction:
+def load_function(path: str) -> Callable[..., Any]:
     """Import `module:function`.
 
     Raises:
@@ -88,8 +88,8 @@ def load_function(path: str) -> RewardFunction:
     try:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"algorithm.reward_function={path}: {error}; it must read `module:function`") from error
+        raise ValueError(f"{path}: {error}; it must read `module:function`") from error
     if not callable(function):
-        raise ValueError(f"algorithm.reward_function={path} is a {type(function).__name__}, not a function")
-    loaded: RewardFunction = function
+        raise ValueError(f"{path} is a {type(function).__name__}, not a function")
+    loaded: Callable[..., Any] = function
     return loaded

@@ -112,18 +112,65 @@ class RewardModelSettings(TrainingSettings):
     center: bool
 
 
-class AlgorithmSettings(TrainingSettings):
-    """Policy optimisation."""
+class KlSettings(Settings):
+    """How the KL to the reference is estimated and where it acts; its weight is `kl_coef`."""
 
-    name: Literal["rloo"]
+    place: Literal["reward", "loss"]
+    estimator: Literal["k1", "k2", "k3"]
+    monitor: Literal["k1", "k2", "k3"]
+    target: Positive | None
+    horizon: Count
+
+
+class CriticSettings(Settings):
+    """The learned value function of `advantage: gae`."""
+
+    start: Literal["reward_model", "sft"]
+    learning_rate: Positive
+    value_clip: Positive | None
+
+
+class DpoSettings(Settings):
+    """Offline learning from preference pairs."""
+
+    beta: Positive
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)]
+
+
+class AlgorithmSettings(TrainingSettings):
+    """Policy optimisation: three choices (action, advantage, surrogate) and switches that go with any of them."""
+
+    name: str
+    action: Literal["sequence", "token", "pair"]
+    advantage: str | None
+    surrogate: Literal["reinforce", "nll", "dpo", "ipo"]
     steps: Count
     rollout_batch_size: Count
+    step_batch_size: Count | None
+    epochs_per_rollout: Count
     group_size: Count
-    kl_coef: NonNegative
     temperature: Positive
+    top_k: Count | None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None
+    min_p: Fraction | None
     max_new_tokens: Count
-    missing_eos_penalty: NonNegative | None
+    loss_agg: Literal["sequence_sum", "sequence_mean", "token_mean", "fixed_length"]
+    whiten_advantages: bool
+    ratio: Literal["none", "token", "sequence", "sequence_mean"]
+    ratio_cap: Positive | None
+    clip: Positive | None
+    clip_high: Positive | None
+    gae_lambda: Fraction
+    kl_coef: NonNegative
+    kl: KlSettings
     reward_function: str | None
+    reward_clip: Positive | None
+    reward_noise: NonNegative
+    missing_eos: Literal["subtract", "replace"]
+    missing_eos_penalty: NonNegative | None
+    mask_truncated: bool
+    critic: CriticSettings
+    dpo: DpoSettings
     eval_prompts: Count
 
 
@@ -156,6 +203,7 @@ class ComputeSettings(Settings):
     precision: Literal["float32", "bfloat16"]
     max_tokens_per_batch: Count
     layout: Literal["auto", "shared", "padded"]
+    gradient_checkpointing: bool
 
 
 class PathsSettings(Settings):

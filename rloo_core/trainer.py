@@ -5,27 +5,25 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from transformers import get_scheduler
 
 from rloo_core.checkpoints import load_newest_checkpoint, save_checkpoint
 from rloo_core.observer import Observer
+from rloo_core.optimization import Part, make_optimizer, make_schedule, training_mode
+from rloo_core.processes import Processes
 from rloo_core.random_streams import seed_for
 from rloo_core.settings import ComputeSettings, TrainingSettings
 
 Update = Sequence[Callable[[], Tensor]]
-"""One optimiser step: the losses of its micro-batches. They are already divided by the step's denominators, so they add
-up to the step's loss however the step is split."""
-
+"""One optimiser step: the losses of this process's micro-batches. They are already divided by the step's denominators
+over all processes, so they add up to the step's loss however the step is split. A process may have none."""
 
 HISTORY = "metrics.jsonl"
 
@@ -33,13 +31,20 @@ HISTORY = "metrics.jsonl"
 class Method(ABC):
     """What a training stage does at a step."""
 
+    tokens: int = 0
+    """Completion tokens of the step just taken, over all processes; for the speed only."""
+
     @abstractmethod
     def updates(self, step: int) -> Iterable[Update]:
         """The optimiser steps of one step, from 0. Depends on the step, the weights and `state`, on nothing else."""
 
     @abstractmethod
+    def idle(self) -> Tensor:
+        """A loss of exactly zero through every model in training: what a process without work takes part with."""
+
+    @abstractmethod
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the step just taken."""
+        """Metrics of the step just taken, the same in every process."""
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Metrics on held-out data after `step` steps; called every `eval_every` steps and at the end."""
@@ -65,6 +70,8 @@ class TrainingLoop:
         steps: Steps to take in all.
         directory: The stage's directory; checkpoints go to `checkpoints/` below it, metrics to `metrics.jsonl`.
         observer: Receives metrics and progress.
+        updates_per_step: Optimiser steps that the method makes of a step; the learning rate moves with each.
+        critic: A second model that trains along, or None.
     """
 
     accelerator: Accelerator
@@ -73,14 +80,19 @@ class TrainingLoop:
     steps: int
     directory: Path
     observer: Observer
+    updates_per_step: int = 1
+    critic: Part | None = None
+    processes: Processes = field(init=False)
 
     def __post_init__(self) -> None:
-        optimizer = make_optimizer(self.model, self.settings)
-        self.optimizer: Optimizer
-        self.model, self.optimizer = self.accelerator.prepare(self.model, optimizer)
-        warmup = round(self.settings.warmup_fraction * self.steps)
+        self.processes = Processes(self.accelerator)
+        parts = [Part("policy", self.model, self.settings.learning_rate), *([self.critic] if self.critic else [])]
+        optimizer = make_optimizer(parts, self.settings)
+        *models, self.optimizer = self.accelerator.prepare(*(part.model for part in parts), optimizer)
+        self.model = models[0]
+        self.parts = [Part(p.name, model, p.learning_rate) for p, model in zip(parts, models, strict=True)]
         # `optimizer`, not the prepared one: Accelerate's would step the schedule once a process
-        self.schedule: LRScheduler = get_scheduler(self.settings.schedule, optimizer, warmup, self.steps)
+        self.schedule = make_schedule(optimizer, self.settings, self.steps * self.updates_per_step)
 
     def run(self, method: Method) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
@@ -91,22 +103,19 @@ class TrainingLoop:
         for step in range(first, self.steps):
             started = time.monotonic()
             torch.manual_seed(seed_for(self.settings.seed, "training step", step))
-            grad_norm = 0.0
             rate = float(self.schedule.get_last_lr()[0])
-            for update in method.updates(step):
-                grad_norm = self._take(update)
-            self.schedule.step()
+            norms = [self._take(update, method) for update in method.updates(step)]
             done = step + 1
-            values: dict[str, float] = {**method.metrics(), "grad/norm": grad_norm, "learning_rate": rate}
+            values: dict[str, float] = {**method.metrics(), **_means(norms), "learning_rate": rate}
             seconds = time.monotonic() - started
             if self._is_due(done, self.settings.eval_every) or done == self.steps:
                 values |= method.evaluate(done)
-            self._report(done, values, {"time/step_seconds": seconds})
+            timing = {"time/step_seconds": seconds, "time/tokens_per_second": method.tokens / seconds}
+            self._report(done, values, timing)
             self.observer.progress(done, self.steps, _note(values))
             minutes = (time.monotonic() - last_saved) / 60
-            if done < self.steps and (
-                self._is_due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes
-            ):
+            late = self.processes.agree(minutes >= self.settings.checkpoint_minutes)
+            if done < self.steps and (self._is_due(done, self.settings.checkpoint_every) or late):
                 self._save(method, done)
                 last_saved = time.monotonic()
 
@@ -118,6 +127,8 @@ class TrainingLoop:
     def _report(self, step: int, values: Mapping[str, float], timing: Mapping[str, float] | None = None) -> None:
         """Tell the observer, and keep what does not depend on the machine's speed."""
         self._refuse_divergence(values)
+        if not self.accelerator.is_main_process:
+            return
         with (self.directory / HISTORY).open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         self.observer.metrics(step, {**values, **(timing or {})})
@@ -125,22 +136,37 @@ class TrainingLoop:
     def _forget_after(self, step: int) -> None:
         """Drop what a killed run recorded after its last checkpoint (a half-written line, too)."""
         path = self.directory / HISTORY
-        if path.exists():
+        if path.exists() and self.accelerator.is_main_process:
             lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
             path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
 
-    def _take(self, update: Update) -> float:
-        """Backward over the micro-batches, clip, step. Returns the gradient norm before clipping."""
-        for index, loss in enumerate(update):
-            synchronise = index == len(update) - 1
-            with _maybe(self.accelerator.no_sync, self.model, skip=synchronise):
-                # Accelerate's wrappers average gradients over processes; the step's loss is their sum
-                self.accelerator.backward(loss() * self.accelerator.num_processes)
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm) or 0.0)
-        self._refuse_divergence({"grad/norm": norm})
+    def _take(self, update: Update, method: Method) -> dict[str, float]:
+        """Backward over the micro-batches, clip, step. Returns the gradient norm of each part before clipping."""
+        with training_mode(part.model for part in self.parts):
+            self._backward(update, method)
+        norms = {
+            ("grad/norm" if part.name == "policy" else f"{part.name}/grad_norm"): float(
+                self.accelerator.clip_grad_norm_(part.model.parameters(), self.settings.max_grad_norm) or 0.0
+            )
+            for part in self.parts
+        }
+        self._refuse_divergence(norms)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return norm
+        self.schedule.step()
+        return norms
+
+    def _backward(self, update: Update, method: Method) -> None:
+        """Every process makes as many passes as the busiest one, so that all meet at the same gradients."""
+        passes = max(self.processes.gather([len(update)]), default=0)
+        losses = [*update, *[method.idle] * (passes - len(update))]
+        for index, loss in enumerate(losses):
+            with ExitStack() as stack:
+                if index < len(losses) - 1:
+                    for part in self.parts:
+                        stack.enter_context(self.accelerator.no_sync(part.model))
+                # Accelerate's wrappers average gradients over processes; the step's loss is their sum
+                self.accelerator.backward(loss() * self.accelerator.num_processes)
 
     def _refuse_divergence(self, values: Mapping[str, float]) -> None:
         """Stop before a checkpoint or a model is written from numbers that are none."""
@@ -155,7 +181,8 @@ class TrainingLoop:
     def _resume(self, method: Method) -> int:
         found = load_newest_checkpoint(self.accelerator, self.directory / "checkpoints")
         if found is None:
-            (self.directory / HISTORY).unlink(missing_ok=True)
+            if self.accelerator.is_main_process:
+                (self.directory / HISTORY).unlink(missing_ok=True)
             return 0
         step, state = found
         self._forget_after(step)
@@ -177,33 +204,25 @@ class TrainingLoop:
 def make_accelerator(compute: ComputeSettings) -> Accelerator:
     """The Accelerator of a stage: device and mixed precision (autocast over float32 weights).
 
+    Started by `accelerate launch`, it knows the other processes.
+
     Raises:
-        ValueError: If there is no such device, or there are several processes.
+        ValueError: If there is no such device.
     """
     if compute.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("compute.device=cuda, but torch finds no CUDA device here; set compute.device=auto or cpu")
-    accelerator = Accelerator(
-        cpu=compute.device == "cpu", mixed_precision="bf16" if compute.precision == "bfloat16" else "no"
+    # buffers are constants here (rotary frequencies); sent about at each pass, they would need equal numbers of passes
+    wrapper = DistributedDataParallelKwargs(broadcast_buffers=False)
+    return Accelerator(
+        cpu=compute.device == "cpu",
+        mixed_precision="bf16" if compute.precision == "bfloat16" else "no",
+        kwargs_handlers=[wrapper],
     )
-    if accelerator.num_processes > 1:
-        raise ValueError(
-            f"training on several processes is not there yet; started with {accelerator.num_processes}. Run one process"
-        )
-    return accelerator
 
 
-def make_optimizer(model: nn.Module, settings: TrainingSettings) -> AdamW:
-    """AdamW over the parameters that train; weight decay spares vectors (biases, norms)."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return AdamW(groups, lr=settings.learning_rate, betas=(0.9, settings.adam_beta2), eps=settings.adam_epsilon)
-
-
-def _maybe(context: Callable[[Any], Any], argument: Any, *, skip: bool) -> Any:
-    return nullcontext() if skip else context(argument)
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each value over an uninterrupted list of updates."""
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]} if rows else {}
 
 
 def _note(values: Mapping[str, float]) -> str:

@@ -1,9 +1,10 @@
-"""Pairs of prompt and completions that are given, not sampled: the batches of SFT and of the reward model."""
+"""Prompts and completions that are given, not sampled: the batches of SFT, of the reward model and of DPO."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rloo_core.batching import step_indices, token_budget_batches
+from rloo_core.processes import Processes
 from rloo_core.types import CompletionGroups, Ids
 
 
@@ -31,15 +32,20 @@ class GivenCompletions:
         pairs = zip(self.prompts, self.completions, strict=True)
         return max((len(prompt) + max(map(len, group)) for prompt, group in pairs), default=0)
 
-    def step(self, step: int, batch_size: int, seed: int) -> list[CompletionGroups]:
-        """The micro-batches of a training step."""
-        return self._micro_batches(step_indices(step, batch_size, len(self), seed, "training order"))
+    def step(self, step: int, batch_size: int, seed: int, processes: Processes) -> list[CompletionGroups]:
+        """The micro-batches of a training step, of this process's share of its rows."""
+        return self.micro_batches(processes.share(step_indices(step, batch_size, len(self), seed, "training order")))
+
+    def first(self) -> CompletionGroups:
+        """The first row alone: something to run through a model where there is nothing to learn from."""
+        return self.micro_batches([0])[0]
 
     def all(self) -> list[CompletionGroups]:
         """The whole table in micro-batches."""
-        return self._micro_batches(range(len(self)))
+        return self.micro_batches(range(len(self)))
 
-    def _micro_batches(self, indices: Sequence[int]) -> list[CompletionGroups]:
+    def micro_batches(self, indices: Sequence[int]) -> list[CompletionGroups]:
+        """Some rows, binned by length within the token budget; none for none."""
         lengths = [len(self.prompts[i]) + max(map(len, self.completions[i])) for i in indices]
         rows_each = len(self.completions[0])
         return [

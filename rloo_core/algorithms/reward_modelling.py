@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rloo_core.algorithms.demonstrations import GivenCompletions
 from rloo_core.losses.ranking import bradley_terry_loss
+from rloo_core.processes import Processes
 from rloo_core.trainer import Method, Update
 from rloo_core.types import CompletionGroups
 
@@ -23,13 +24,18 @@ class RewardModelling(Method):
     validation: GivenCompletions
     batch_size: int
     seed: int
+    processes: Processes = field(default_factory=Processes)
     _totals: dict[str, float] = field(default_factory=dict, init=False)
 
     def updates(self, step: int) -> Iterator[Update]:
-        batches = self.train.step(step, self.batch_size, self.seed)
-        pairs = sum(len(batch.prompt_ids) for batch in batches)
-        self._totals = {"loss": 0.0, "accuracy": 0.0, "margin/mean": 0.0}
-        yield [lambda batch=batch: self._micro_loss(batch, pairs) for batch in batches]  # type: ignore[misc]
+        batches = self.train.step(step, self.batch_size, self.seed, self.processes)
+        own = sum(int(batch.response_mask.sum()) for batch in batches)
+        self.tokens = int(self.processes.sum(torch.tensor(own)))
+        self._totals = dict.fromkeys(("loss", "accuracy", "margin/mean"), 0.0)
+        yield [lambda batch=batch: self._micro_loss(batch, self.batch_size) for batch in batches]  # type: ignore[misc]
+
+    def idle(self) -> Tensor:
+        return self._loss(self.train.first(), 1)[0] * 0.0
 
     def _micro_loss(self, groups: CompletionGroups, pairs: int) -> Tensor:
         loss, totals = self._loss(groups, pairs)
@@ -50,7 +56,8 @@ class RewardModelling(Method):
         return loss, totals
 
     def metrics(self) -> Mapping[str, float]:
-        return self._totals
+        sums = self.processes.sum(torch.tensor(list(self._totals.values()), dtype=torch.float64))
+        return dict(zip(self._totals, sums.tolist(), strict=True))
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rloo_core.algorithms.demonstrations import GivenCompletions
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.losses.supervised import completion_nll
+from rloo_core.processes import Processes
 from rloo_core.trainer import Method, Update
 from rloo_core.types import CompletionGroups
 
@@ -22,13 +23,18 @@ class SupervisedMethod(Method):
     validation: GivenCompletions
     batch_size: int
     seed: int
+    processes: Processes = field(default_factory=Processes)
     _loss: float = field(default=0.0, init=False)
 
     def updates(self, step: int) -> Iterator[Update]:
-        batches = self.train.step(step, self.batch_size, self.seed)
-        tokens = sum(int(batch.response_mask.sum()) for batch in batches)
+        batches = self.train.step(step, self.batch_size, self.seed, self.processes)
+        own = sum(int(batch.response_mask.sum()) for batch in batches)
+        self.tokens = int(self.processes.sum(torch.tensor(own)))
         self._loss = 0.0
-        yield [lambda batch=batch: self._micro_loss(batch, tokens) for batch in batches]  # type: ignore[misc]
+        yield [lambda batch=batch: self._micro_loss(batch, self.tokens) for batch in batches]  # type: ignore[misc]
+
+    def idle(self) -> Tensor:
+        return self._nll(self.train.first(), 1) * 0.0
 
     def _micro_loss(self, groups: CompletionGroups, tokens: int) -> Tensor:
         loss = self._nll(groups, tokens)
@@ -41,7 +47,7 @@ class SupervisedMethod(Method):
         return completion_nll(logprobs, groups.response_mask, tokens)
 
     def metrics(self) -> Mapping[str, float]:
-        return {"loss": self._loss}
+        return {"loss": self.processes.sum(torch.tensor(self._loss, dtype=torch.float64)).item()}
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:

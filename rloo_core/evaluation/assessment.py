@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
-from rloo_core.kl import sequence_kl_k1
-from rloo_core.layout import Layout
+from rloo_core.kl import sequence_kl
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.rewards import Reward, Row
 from rloo_core.rollout import Sampling, finished, sample_completions, uniform_numbers
@@ -46,18 +45,6 @@ class Assessment:
             "finished": self.finished,
         }
         return {name: values[:, 0].tolist() for name, values in measures.items() if values is not None}
-
-
-def reference_logprobs(
-    model: nn.Module, temperature: float, layout: Layout = Layout.PADDED
-) -> Callable[[CompletionGroups], Tensor]:
-    """A function from completions to their log-probs [P, K, T] under a frozen model."""
-
-    @torch.no_grad()
-    def logprobs(groups: CompletionGroups) -> Tensor:
-        return completion_logprobs(model, groups, temperature=temperature, layout=layout).logprobs
-
-    return logprobs
 
 
 @torch.no_grad()
@@ -132,4 +119,4 @@ def _kl(
     policy: nn.Module, reference: Callable[[CompletionGroups], Tensor], groups: CompletionGroups, temperature: float
 ) -> Tensor:
     logprobs = completion_logprobs(policy, groups, temperature=temperature).logprobs
-    return sequence_kl_k1(logprobs, reference(groups), groups.response_mask)
+    return sequence_kl(logprobs, reference(groups), groups.response_mask, "k1")

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rloo_core.evaluation.assessment import Assessment, Prompts, assess, means, reference_logprobs
+from rloo_core.evaluation.assessment import Assessment, Prompts, assess, means
 from rloo_core.evaluation.intervals import Estimate, paired_difference, win_rate, wins
+from rloo_core.logprobs import reference_logprobs
 from rloo_core.observer import Observer
 from rloo_core.reward_models import load_reward_model
 from rloo_core.rewards import ModelReward, Reward

@@ -1,6 +1,7 @@
-"""Policy: the SFT model, optimised against the reward."""
+"""Policy: the SFT model, optimised against the reward, or on preference pairs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,25 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rloo_core.algorithms.rloo import ReferenceLogprobs, Rloo
-from rloo_core.evaluation.assessment import Assessment, assess, means, reference_logprobs
+from rloo_core.algorithms.choices import named_advantage, needs_critic, needs_reference, updates_per_step
+from rloo_core.algorithms.collecting import Collector
+from rloo_core.algorithms.dpo import PreferenceOptimisation
+from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
+from rloo_core.critics import Critic
+from rloo_core.evaluation.assessment import assess, means
 from rloo_core.evaluation.figures import reward_and_kl
 from rloo_core.layout import Layout
+from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import add_lora, merge_lora, save_model
 from rloo_core.observer import Observer
-from rloo_core.reward_models import load_reward_model
+from rloo_core.optimization import Part, checkpoint_gradients
+from rloo_core.reward_models import RewardModel, load_reward_model, new_reward_model
 from rloo_core.rewards import FunctionReward, ModelReward, Reward, load_function
-from rloo_core.settings import PolicyStageSettings
+from rloo_core.settings import AlgorithmSettings, PolicyStageSettings
 from rloo_core.stages.common import (
     MODEL,
     check_context,
+    given_completions,
     gold_reward,
     make_sampling,
     prompts_of,
@@ -28,110 +36,200 @@ from rloo_core.stages.common import (
     stage_tokenizer,
     use_threads,
 )
-from rloo_core.trainer import TrainingLoop, make_accelerator
+from rloo_core.trainer import Method, TrainingLoop, make_accelerator
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every method is built from."""
+
+    settings: PolicyStageSettings
+    inputs: Mapping[str, Path]
+    tokenizer: PreTrainedTokenizerBase
+    loop: TrainingLoop
+    layout: Layout
+    observer: Observer
+
+    @property
+    def algorithm(self) -> AlgorithmSettings:
+        return self.settings.algorithm
+
+    @property
+    def policy(self) -> Any:
+        """The model in training, without wrappers: what samples."""
+        return self.loop.accelerator.unwrap_model(self.loop.model)
+
+    def sampling(self) -> Any:
+        own = self.algorithm
+        return make_sampling(
+            self.policy,
+            self.tokenizer,
+            temperature=own.temperature,
+            max_new_tokens=own.max_new_tokens,
+            compute=self.settings.compute,
+        )
 
 
 def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, observer: Observer) -> dict[str, float]:
-    """Optimise the SFT model on `prompts`; leaves `model/`, which `AutoModelForCausalLM` loads.
+    """Optimise the SFT model on `prompts` or `preferences`; leaves `model/`, which `AutoModelForCausalLM` loads.
 
     Returns:
         The last step's metrics, among them reward and KL on held-out prompts.
     """
     use_threads(settings.compute)
-    own, compute, chat = settings.algorithm, settings.compute, settings.model.chat_template
+    own = settings.algorithm
     tokenizer = stage_tokenizer(inputs)
     sft = stage_policy(inputs["sft"], tokenizer)
-    sampling = make_sampling(
-        sft, tokenizer, temperature=own.temperature, max_new_tokens=own.max_new_tokens, compute=compute
-    )
-    train = prompts_of(inputs, "train", tokenizer, chat)
-    longest = max(map(len, train.ids)) + own.max_new_tokens
-    check_context(sft, longest, "data.max_prompt_tokens or algorithm.max_new_tokens")
-    layout = stage_layout(sft.base_model, compute, observer)
+    layout = stage_layout(sft.base_model, settings.compute, observer)
+    if settings.compute.gradient_checkpointing:
+        checkpoint_gradients(sft)
     model = add_lora(sft, settings.model.lora, own.seed)
-    loop = TrainingLoop(make_accelerator(compute), model, own, own.steps, out, observer)
-    reward = _reward(settings, inputs, tokenizer, loop, sampling.eos_ids, observer)
-    reference = _reference(settings, inputs, tokenizer, loop, layout)
-    held_out = prompts_of(inputs, "validation", tokenizer, chat, own.eval_prompts)
-    monitor = partial(
+    loop = TrainingLoop(
+        make_accelerator(settings.compute), model, own, own.steps, out, observer,
+        updates_per_step=updates_per_step(own), critic=_critic(settings, inputs, tokenizer, observer),
+    )  # fmt: skip
+    bench = Bench(settings, inputs, tokenizer, loop, layout, observer)
+    loop.run(_pairs_method(bench) if own.action == "pair" else _online_method(bench))
+    observer.figure("reward_and_kl", reward_and_kl(loop.history()))
+    if loop.accelerator.is_main_process:
+        save_model(merge_lora(bench.policy), tokenizer, out / MODEL)
+    return dict(loop.history()[-1])
+
+
+def _online_method(bench: Bench) -> Method:
+    own, chat, loop = bench.algorithm, bench.settings.model.chat_template, bench.loop
+    train = prompts_of(bench.inputs, "train", bench.tokenizer, chat)
+    longest = max(map(len, train.ids)) + own.max_new_tokens
+    check_context(bench.policy, longest, "data.max_prompt_tokens or algorithm.max_new_tokens")
+    _warn_of_truncation(own, bench.observer)
+    reward = _reward(bench)
+    reference = _reference(bench, own.temperature) if needs_reference(own) else None
+    collector = Collector(bench.policy, reward, train.ids, train.rows, bench.sampling(), own, loop.processes)
+    return OnlineMethod(
+        settings=own,
+        policy=loop.model,
+        collector=collector,
+        reference=reference,
+        critic=loop.parts[1].model if needs_critic(own) else None,
+        layout=bench.layout,
+        processes=loop.processes,
+        monitor=_monitor(bench, reward, reference),
+        own_advantage=_own_advantage(own),
+    )
+
+
+def _pairs_method(bench: Bench) -> Method:
+    pairs = {
+        split: given_completions(
+            bench.inputs, "preferences", split, ["chosen", "rejected"],
+            bench.tokenizer, bench.settings.model.chat_template, bench.settings.compute,
+        )
+        for split in ("train", "validation")
+    }  # fmt: skip
+    if len(pairs["train"]) == 0:
+        raise ValueError("no preference pairs to learn from; bring a table `preferences`, or set algorithm=rloo")
+    check_context(bench.policy, max(part.longest_row() for part in pairs.values()), "data.max_total_tokens")
+    reference = _reference(bench, 1.0)
+    return PreferenceOptimisation(
+        settings=bench.algorithm,
+        policy=bench.loop.model,
+        reference=reference,
+        train=pairs["train"],
+        validation=pairs["validation"],
+        layout=bench.layout,
+        processes=bench.loop.processes,
+        monitor=_monitor(bench, _reward(bench), _reference(bench, bench.algorithm.temperature)),
+    )
+
+
+def _warn_of_truncation(own: AlgorithmSettings, observer: Observer) -> None:
+    used = [name for name in ("top_k", "top_p", "min_p") if getattr(own, name) is not None]
+    if used:
+        observer.message(
+            f"completions are sampled with {', '.join(used)}, but log-probs are of the untruncated distribution: the "
+            f"gradient is biased and the KL may come out negative (algorithm.{used[0]}=null samples from the policy)"
+        )
+
+
+def _own_advantage(own: AlgorithmSettings) -> Any:
+    """A user's `module:function`, where the advantage is none of ours."""
+    return None if named_advantage(own) else load_function(str(own.advantage))
+
+
+def _monitor(bench: Bench, reward: Reward, reference: ReferenceLogprobs | None) -> Callable[[], dict[str, float]]:
+    """Measures of the policy's own completions on validation prompts: the same for every method."""
+    own = bench.algorithm
+    held_out = prompts_of(
+        bench.inputs, "validation", bench.tokenizer, bench.settings.model.chat_template, own.eval_prompts
+    )
+    sampling = bench.sampling()
+    measure = partial(
         assess,
-        loop.model,
+        bench.policy,
         reference,
         held_out,
-        tokenizer,
+        bench.tokenizer,
         sampling,
         samples=1,
         seed=own.seed,
         proxy=reward,
-        gold=gold_reward(held_out, tokenizer, sampling.eos_ids),
+        gold=gold_reward(held_out, bench.tokenizer, sampling.eos_ids),
         kl_temperature=own.temperature,
     )
-    method = Rloo(
-        policy=loop.model,
-        reference=reference if own.kl_coef > 0 else None,
-        reward=reward,
-        prompts=train.ids,
-        rows=train.rows,
-        sampling=sampling,
-        prompts_per_step=own.rollout_batch_size // own.group_size,
-        group_size=own.group_size,
-        kl_coef=own.kl_coef,
-        missing_eos_penalty=own.missing_eos_penalty or 0.0,
-        seed=own.seed,
-        layout=layout,
-        monitor=lambda: _validation(monitor) if held_out.ids else {},
-    )
-    loop.run(method)
-    observer.figure("reward_and_kl", reward_and_kl(loop.history()))
-    save_model(merge_lora(loop.accelerator.unwrap_model(loop.model)), tokenizer, out / MODEL)
-    return dict(loop.history()[-1])
+    if not held_out.ids:
+        return dict
+    return lambda: {f"validation/{name}": value for name, value in means(measure().first()).items()}
 
 
-def _validation(monitor: Callable[[], Assessment]) -> dict[str, float]:
-    return {f"validation/{name}": value for name, value in means(monitor().first()).items()}
-
-
-def _reward(
-    settings: PolicyStageSettings,
-    inputs: Mapping[str, Path],
-    tokenizer: PreTrainedTokenizerBase,
-    loop: TrainingLoop,
-    eos_ids: Sequence[int],
-    observer: Observer,
-) -> Reward:
+def _reward(bench: Bench) -> Reward:
     """The user's function, or the reward model, whose architecture need not be the policy's: it is tried on its own."""
-    if settings.algorithm.reward_function is not None:
-        return FunctionReward(load_function(settings.algorithm.reward_function), tokenizer, eos_ids)
-    model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer)
-    model.layout = stage_layout(model.classifier.base_model, settings.compute, observer)
-    prepared: nn.Module = loop.accelerator.prepare_model(model, evaluation_mode=True)
-    return ModelReward(prepared, settings.compute.max_tokens_per_batch)
+    if bench.algorithm.reward_function is not None:
+        eos_ids = bench.sampling().eos_ids
+        return FunctionReward(load_function(bench.algorithm.reward_function), bench.tokenizer, eos_ids)
+    model = load_reward_model(bench.inputs["reward_model"] / MODEL, bench.tokenizer)
+    model.layout = stage_layout(model.classifier.base_model, bench.settings.compute, bench.observer)
+    prepared = _frozen(bench.loop, model)
+    return ModelReward(prepared, bench.settings.compute.max_tokens_per_batch)
 
 
-def _reference(
-    settings: PolicyStageSettings,
-    inputs: Mapping[str, Path],
-    tokenizer: PreTrainedTokenizerBase,
-    loop: TrainingLoop,
-    layout: Layout,
-) -> ReferenceLogprobs | None:
-    """Log-probs under the SFT model: the policy without its adapters, or a frozen copy; none where KL is free."""
+def _critic(
+    settings: PolicyStageSettings, inputs: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase, observer: Observer
+) -> Part | None:
+    """A model of its own for the values: the reward model's weights, or the SFT model's with a new head."""
     own = settings.algorithm
-    if own.kl_coef == 0:
+    if not needs_critic(own):
         return None
-    if settings.model.lora.rank > 0:
-        return _without_adapters(loop, own.temperature, layout)
-    copy: Any = stage_policy(inputs["sft"], tokenizer).requires_grad_(False)
-    return reference_logprobs(loop.accelerator.prepare_model(copy, evaluation_mode=True), own.temperature, layout)
+    start: RewardModel
+    if own.critic.start == "reward_model":
+        start = load_reward_model(inputs["reward_model"] / MODEL, tokenizer)
+    else:
+        start = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
+    layout = stage_layout(start.classifier.base_model, settings.compute, observer)
+    if settings.compute.gradient_checkpointing:
+        checkpoint_gradients(start.classifier)
+    return Part("critic", Critic(start, layout), own.critic.learning_rate)
 
 
-def _without_adapters(loop: TrainingLoop, temperature: float, layout: Layout) -> ReferenceLogprobs:
-    policy: Any = loop.accelerator.unwrap_model(loop.model)
-    disable: Callable[[], Any] = policy.disable_adapter
-    plain = reference_logprobs(loop.model, temperature, layout)
+def _reference(bench: Bench, temperature: float) -> ReferenceLogprobs:
+    """Log-probs under the SFT model: the policy without its adapters, or a frozen copy."""
+    if bench.settings.model.lora.rank > 0:
+        return _without_adapters(bench, temperature)
+    copy: Any = stage_policy(bench.inputs["sft"], bench.tokenizer)
+    return reference_logprobs(_frozen(bench.loop, copy), temperature, bench.layout)
+
+
+def _frozen(loop: TrainingLoop, model: Any) -> nn.Module:
+    """A model that only looks: on the device, under the same autocast, without a wrapper for gradients."""
+    prepared: nn.Module = loop.accelerator.prepare_model(model.requires_grad_(False), evaluation_mode=True)
+    return prepared
+
+
+def _without_adapters(bench: Bench, temperature: float) -> ReferenceLogprobs:
+    policy = bench.policy
+    plain = reference_logprobs(policy, temperature, bench.layout)
 
     def logprobs(groups: Any) -> Any:
-        with disable():
+        with policy.disable_adapter():
             return plain(groups)
 
     return logprobs

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from rloo_core.algorithms.reward_modelling import RewardModelling
 from rloo_core.data.tables import read_table
 from rloo_core.observer import Observer
+from rloo_core.optimization import checkpoint_gradients
 from rloo_core.reward_models import (
     RewardModel,
     add_reward_lora,
@@ -50,7 +52,8 @@ def run(
         model, summary = _train(settings, inputs, tokenizer, out, observer)
     if settings.reward_model.center:
         model.offset += _mean_reward(model, settings, inputs, tokenizer)
-    save_reward_model(model, tokenizer, out / MODEL)
+    if PartialState().is_main_process:
+        save_reward_model(model, tokenizer, out / MODEL)
     return {**summary, "reward/offset": model.offset}
 
 
@@ -82,10 +85,14 @@ def _train(
         )
     plain = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
     plain.layout = stage_layout(plain.classifier.base_model, settings.compute, observer)
+    if settings.compute.gradient_checkpointing:
+        checkpoint_gradients(plain.classifier)
     model = add_reward_lora(plain, settings.model.lora, own.seed)
     steps = steps_for(own.epochs, len(splits["train"]), own.batch_size)
     loop = TrainingLoop(make_accelerator(settings.compute), model, own, steps, out, observer)
-    loop.run(RewardModelling(loop.model, splits["train"], splits["validation"], own.batch_size, own.seed))
+    loop.run(
+        RewardModelling(loop.model, splits["train"], splits["validation"], own.batch_size, own.seed, loop.processes)
+    )
     trained: RewardModel = loop.accelerator.unwrap_model(loop.model)
     return trained, {**loop.history()[-1], "train/rows": len(splits["train"])}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from rloo_core.algorithms.sft import SupervisedMethod
 from rloo_core.models import add_lora, merge_lora, save_model, start_model
 from rloo_core.observer import Observer
+from rloo_core.optimization import checkpoint_gradients
 from rloo_core.settings import SftStageSettings
 from rloo_core.stages.common import MODEL, check_context, given_completions, stage_tokenizer, steps_for, use_threads
 from rloo_core.trainer import TrainingLoop, make_accelerator
@@ -26,9 +27,14 @@ def run(settings: SftStageSettings, inputs: Mapping[str, Path], out: Path, obser
         for split in ("train", "validation")
     }
     check_context(start, max(part.longest_row() for part in splits.values()), "data.max_total_tokens")
+    if settings.compute.gradient_checkpointing:
+        checkpoint_gradients(start)
     model = add_lora(start, settings.model.lora, sft.seed)
     steps = steps_for(sft.epochs, len(splits["train"]), sft.batch_size)
     loop = TrainingLoop(make_accelerator(settings.compute), model, sft, steps, out, observer)
-    loop.run(SupervisedMethod(loop.model, splits["train"], splits["validation"], sft.batch_size, sft.seed))
-    save_model(merge_lora(loop.accelerator.unwrap_model(loop.model)), tokenizer, out / MODEL)
+    loop.run(
+        SupervisedMethod(loop.model, splits["train"], splits["validation"], sft.batch_size, sft.seed, loop.processes)
+    )
+    if loop.accelerator.is_main_process:
+        save_model(merge_lora(loop.accelerator.unwrap_model(loop.model)), tokenizer, out / MODEL)
     return {**loop.history()[-1], "train/rows": len(splits["train"])}

@@ -117,7 +117,7 @@ def test_yaml_is_the_whole_truth():
         ("+seed=1", "+seed=1: seed exists already; write it without the +"),
         ("algoritm=rloo", "there is no setting algoritm; did you mean algorithm?"),
         ("zzz=1", "there is no setting zzz; `rloo config` prints them all"),
-        ("compute.zzz=1", "there is no setting compute.zzz; compute has device, threads, precision, max_tokens_per_batch and layout"),
+        ("compute.zzz=1", "there is no setting compute.zzz; compute has device, threads, precision, max_tokens_per_batch, layout and gradient_checkpointing"),
         ("kl_coef=1", "there is no setting kl_coef; did you mean algorithm.kl_coef?"),
         ("rloo_k=4", "rloo_k is called algorithm.group_size here"),
         ("algorithm.num_generations=4", "algorithm.num_generations is called algorithm.group_size here"),
@@ -160,7 +160,7 @@ def test_yaml_is_the_whole_truth():
         ("name=123", "name=123, but it must be text; quote it: 'name=\"123\"'"),
         ("tracking.log_models=1", "tracking.log_models=1, but it must be true or false"),
         ("model.lora.target_modules=3", "model.lora.target_modules=3, but it must be a list such as [a,b] or all-linear"),
-        ("algorithm.group_size=1", "algorithm.group_size=1, but algorithm=rloo needs at least 2; set algorithm.group_size=4"),
+        ("algorithm.group_size=1", "algorithm.group_size=1, but algorithm=rloo compares a completion with its siblings and needs at least 2; set algorithm.group_size=4, or algorithm=reinforce for one completion a prompt"),
         (
             "algorithm.rollout_batch_size=130",
             "algorithm.rollout_batch_size=130, but it must be a multiple of algorithm.group_size=4; "

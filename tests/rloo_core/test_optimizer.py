@@ -32,6 +32,9 @@ class Linear(Method):
         wanted = [tensor(values) for values in GRADIENTS[step]]
         yield [lambda: sum((g * p).sum() for g, p in zip(wanted, self.model.parameters(), strict=True)) / 2] * 2
 
+    def idle(self):
+        raise AssertionError("one process is never idle")
+
     def metrics(self):
         return {}
 
@@ -86,6 +89,9 @@ class Slow(Method):
     def updates(self, step):
         self.seconds += 60.0
         yield [lambda: self.model(torch.ones(1, 1)).sum()]
+
+    def idle(self):
+        raise AssertionError("one process is never idle")
 
     def metrics(self):
         return {}

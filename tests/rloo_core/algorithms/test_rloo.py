@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rloo_core.algorithms.rloo import Rloo
-from rloo_core.evaluation.assessment import reference_logprobs
 from rloo_core.layout import Layout
-from rloo_core.rollout import Sampling
-from rloo_core.types import CompletionGroups
+from rloo_core.logprobs import reference_logprobs
+from tests.rloo_core.algorithms.building import algorithm_settings, online_method, rollout_of, take
 from tests.rloo_core.tiny import BigramPolicy, tiny_neox
 
 PROMPT = [1]
@@ -18,25 +16,23 @@ KL_COEF = 0.3
 LENGTH = 2
 
 
-def make_method(policy, reference, *, group_size=2, kl_coef=KL_COEF, penalty=0.0, reward=None, eos=0, **changes):
-    values = {
-        "policy": policy,
-        "reference": reference_logprobs(reference, 1.0) if kl_coef else None,
-        "reward": reward,
-        "prompts": [PROMPT],
-        "rows": [{"prompt": "p"}],
-        "sampling": Sampling(1.0, LENGTH, (eos,), 0, 10**6),
-        "prompts_per_step": 1,
-        "group_size": group_size,
-        "kl_coef": kl_coef,
-        "missing_eos_penalty": penalty,
-        "seed": 0,
-        "layout": Layout.SHARED,
-        "monitor": dict,
-    }
-    if isinstance(policy, BigramPolicy):  # looks at the last token of a row only
-        values["layout"] = Layout.PADDED
-    return Rloo(**(values | changes))
+def make_method(policy, reference, *, group_size=2, kl_coef=KL_COEF, prompts=None, reward=None, eos=0, **changes):
+    prompts = prompts or [PROMPT]
+    values = {"group_size": group_size, "rollout_batch_size": len(prompts) * group_size, "kl_coef": kl_coef}
+    values |= {"max_new_tokens": LENGTH} | changes
+    max_tokens = values.pop("max_tokens", 10**6)
+    # a bigram policy looks at the last token of a row only
+    layout = Layout.PADDED if isinstance(policy, BigramPolicy) else Layout.SHARED
+    return online_method(
+        algorithm_settings(**values), policy, reference_logprobs(reference, 1.0) if kl_coef else None,
+        prompts=prompts, reward=reward, eos_ids=(eos,), layout=layout, max_tokens=max_tokens,
+    )  # fmt: skip
+
+
+def pair_gradient(method, policy, pair, rewards):
+    policy.table.grad = None
+    take(method, rollout_of([PROMPT], [list(pair)], rewards, eos_ids=(0,)))
+    return policy.table.grad
 
 
 def reward_of(completion):
@@ -57,10 +53,8 @@ def test_the_expected_gradient_is_that_of_the_kl_regularised_objective():
     expected = torch.zeros_like(exact)
     for pair in product(every, every):
         probability = sum(policy.logprob(PROMPT, y) for y in pair).exp().item()
-        groups = CompletionGroups.from_ids([PROMPT], [list(pair)], pad_id=0)
         rewards = torch.tensor([[reward_of(y) for y in pair]], dtype=torch.float64)
-        loss = method._micro_loss(groups, rewards, completions=2)
-        expected -= probability * torch.autograd.grad(loss, policy.table)[0]
+        expected -= probability * pair_gradient(method, policy, pair, rewards)
     assert_close(expected, exact, rtol=0, atol=1e-10)
 
 
@@ -77,9 +71,7 @@ def test_kl_alone_pulls_towards_the_reference():
     total = torch.zeros_like(exact)
     for pair in product(every, every):
         probability = sum(policy.logprob(PROMPT, y) for y in pair).exp().item()
-        groups = CompletionGroups.from_ids([PROMPT], [list(pair)], pad_id=0)
-        loss = method._micro_loss(groups, torch.ones(1, 2, dtype=torch.float64), completions=2)
-        total += probability * torch.autograd.grad(loss, policy.table)[0]
+        total += probability * pair_gradient(method, policy, pair, torch.ones(1, 2, dtype=torch.float64))
     assert_close(total, KL_COEF * exact, rtol=0, atol=1e-10)
 
 
@@ -108,13 +100,13 @@ def test_without_kl_no_reference_is_asked():
 
 def test_a_cut_off_completion_pays_exactly_the_penalty():
     model = tiny_neox()
-    paid, free = (
-        make_method(model, model, penalty=p, reward=lambda g, rows: torch.zeros(1, 8), group_size=8, eos=1).rollout(0)
-        for p in (2.5, 0.0)
-    )
-    ended = torch.tensor([[ids[-1] == 1 for ids in paid[0].completion_lists()[0]]])
+    found = make_method(
+        model, model, missing_eos_penalty=2.5, reward=lambda g, rows: torch.zeros(1, 8), group_size=8, eos=1
+    ).collector.collect(0)
+    ended = torch.tensor([[ids[-1] == 1 for ids in found.groups.completion_lists()[0]]])
     assert not ended.all()
-    assert_close(paid[1], free[1] - 2.5 * (~ended))
+    assert_close(found.scores, -2.5 * (~ended))
+    assert not found.rewards.any()
 
 
 def test_splitting_the_step_leaves_the_gradient():
@@ -123,9 +115,7 @@ def test_splitting_the_step_leaves_the_gradient():
         model = tiny_neox().double()
         method = make_method(
             model, tiny_neox(seed=5).double(), group_size=4, eos=1, prompts=[[5, 6], [7], [8, 9, 10]],
-            prompts_per_step=3,
-            rows=[{"prompt": "p"}] * 3, reward=lambda g, rows: g.completion_ids.double().sum(-1),
-            sampling=Sampling(1.0, 6, (1,), 0, max_tokens),
+            reward=lambda g, rows: g.completion_ids.double().sum(-1), max_new_tokens=6, max_tokens=max_tokens,
         )  # fmt: skip
         for update in method.updates(0):
             assert len(update) == (1 if max_tokens > 1 else 3)
@@ -140,7 +130,7 @@ def test_a_step_depends_on_nothing_but_its_number(step):
     def completions(first_steps):
         method = make_method(tiny_neox(), None, kl_coef=0.0, reward=lambda g, rows: torch.zeros(1, 2), eos=1)
         for earlier in first_steps:
-            method.rollout(earlier)
-        return method.rollout(step)[0].completion_lists()
+            method.collector.collect(earlier)
+        return method.collector.collect(step).groups.completion_lists()
 
     assert completions([]) == completions([1, 2])

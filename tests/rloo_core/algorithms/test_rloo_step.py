@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rloo_core.algorithms.rloo import Rloo
-from rloo_core.evaluation.assessment import reference_logprobs
-from rloo_core.layout import Layout
-from rloo_core.rollout import Sampling
-from rloo_core.types import CompletionGroups
+from rloo_core.logprobs import reference_logprobs
+from tests.rloo_core.algorithms.building import algorithm_settings, online_method, rollout_of, take
 from tests.rloo_core.tiny import BigramPolicy, tiny_neox
 
 TEMPERATURE, KL_COEF = 0.7, 0.3
@@ -19,23 +16,14 @@ REWARDS = [[1.0, 3.0], [-2.0, -2.0], [0.5, 0.0]]  # the second prompt has equal 
 LENGTHS = [[2, 4], [3, 1], [1, 4]]
 
 
-def make_method(policy, reference=None, max_tokens=10**6, **changes):
-    values = {
-        "policy": policy,
-        "reference": reference,
-        "reward": lambda groups, rows: torch.zeros(groups.completion_ids.shape[:2]),
-        "prompts": PROMPTS,
-        "rows": [{"prompt": ids} for ids in PROMPTS],
-        "sampling": Sampling(TEMPERATURE, 4, EOS_IDS, 0, max_tokens),
-        "prompts_per_step": 3,
-        "group_size": 2,
-        "kl_coef": KL_COEF,
-        "missing_eos_penalty": 0.0,
-        "seed": 0,
-        "layout": Layout.PADDED,
-        "monitor": dict,
-    }
-    return Rloo(**(values | changes))
+def make_method(policy, reference=None, max_tokens=10**6, prompts=PROMPTS, **changes):
+    values = {"kl_coef": KL_COEF, "temperature": TEMPERATURE, "max_new_tokens": 4}
+    values |= {"rollout_batch_size": len(prompts) * changes.get("group_size", 2)} | changes
+    others = {name: values.pop(name) for name in ("reward", "rows", "eos_ids") if name in values}
+    return online_method(
+        algorithm_settings(**values), policy, reference, prompts=prompts, max_tokens=max_tokens,
+        **({"eos_ids": EOS_IDS} | others),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -78,13 +66,9 @@ def shaped_rewards(policy, reference):
 def take_step(policy, reference, max_tokens):
     """Gradient and metrics of a step whose rollout is the one above."""
     method = make_method(policy, reference_logprobs(reference, TEMPERATURE), max_tokens)
-    groups = CompletionGroups.from_ids(PROMPTS, COMPLETIONS, pad_id=0)
-    method.rollout = lambda step: (groups, torch.tensor(REWARDS, dtype=torch.float64))
-    for update in method.updates(0):
-        assert len(update) == (1 if max_tokens > 1 else 3)
-        for loss in update:
-            loss().backward()
-    return policy.table.grad, method.metrics()
+    rollout = rollout_of(PROMPTS, COMPLETIONS, torch.tensor(REWARDS, dtype=torch.float64), EOS_IDS)
+    metrics = take(method, rollout)
+    return policy.table.grad, metrics
 
 
 @pytest.mark.parametrize("max_tokens", [10**6, 1])
@@ -114,6 +98,10 @@ def test_the_metrics_are_those_of_the_whole_step(policy, reference, max_tokens):
         ).item()
         for x, y in pairs
     ]
+    k2 = [
+        sum((log_softmax(policy)[a, b] - log_softmax(reference)[a, b]) ** 2 / 2 for a, b in bigrams(x, y)).item()
+        for x, y in pairs
+    ]
     advantages = [row[k] - row[1 - k] for row in shaped for k in range(2)]
     expected = {
         "reward/mean": (1 + 3 - 2 - 2 + 0.5 + 0) / 6,
@@ -127,6 +115,7 @@ def test_the_metrics_are_those_of_the_whole_step(policy, reference, max_tokens):
         "policy/entropy": sum(entropy(policy, x, y) for x, y in pairs).item() / 15,  # 15 tokens
         "kl/mean": sum(map(sum, ratios)) / 6,
         "kl/k3_mean": sum(k3) / 6,
+        "kl/k2_mean": sum(k2) / 6,
     }
     assert expected["kl/mean"] != pytest.approx(expected["kl/k3_mean"], rel=0.1)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
@@ -134,9 +123,7 @@ def test_the_metrics_are_those_of_the_whole_step(policy, reference, max_tokens):
 
 def neox_method(**changes):
     values = {"prompts": [[5, 6], [7], [8, 9, 10], [11], [12, 13]], "kl_coef": 0.0}
-    values |= {"sampling": Sampling(TEMPERATURE, 6, (1, 4), 0, 10**6)} | changes
-    values.setdefault("rows", [{"prompt": ids} for ids in values["prompts"]])
-    return make_method(tiny_neox(), **values)
+    return make_method(tiny_neox(), **(values | {"max_new_tokens": 6, "eos_ids": (1, 4)} | changes))
 
 
 def test_each_completion_is_scored_with_the_row_of_its_own_prompt():
@@ -149,32 +136,37 @@ def test_each_completion_is_scored_with_the_row_of_its_own_prompt():
 
     method = neox_method(reward=reward)
     for step in range(5):
-        method.rollout(step)
+        method.collector.collect(step)
     assert all(prompts == rows for prompts, rows in seen)
     assert len({tuple(map(tuple, rows)) for _, rows in seen}) > 1  # not in the order of the table every time
 
 
 def test_every_prompt_has_its_turn_before_any_comes_again():
-    method = neox_method(prompts_per_step=1)
+    method = neox_method(rollout_batch_size=2)
     first, second = (
-        [method.rollout(step)[0].prompt_ids[0].tolist() for step in range(start, start + 5)] for start in (0, 5)
+        [method.collector.collect(step).groups.prompt_ids[0].tolist() for step in range(start, start + 5)]
+        for start in (0, 5)
     )
-    assert sorted(first) == sorted(second) == sorted(method.prompts)
+    assert sorted(first) == sorted(second) == sorted(method.collector.prompts)
     assert first != second
 
 
 def test_no_two_completions_share_random_numbers():
     """The same prompt in three places of two steps, four times each: 24 different completions of 20 tokens."""
-    long = Sampling(1.0, 20, (1,), 0, 10**6)
-    method = neox_method(prompts=[[5, 6]] * 3, group_size=4, sampling=long)
-    found = [tuple(ids) for step in (0, 1) for group in method.rollout(step)[0].completion_lists() for ids in group]
+    method = neox_method(prompts=[[5, 6]] * 3, group_size=4, max_new_tokens=20, temperature=1.0, eos_ids=(1,))
+    groups = [group for step in (0, 1) for group in method.collector.collect(step).groups.completion_lists()]
+    found = [tuple(ids) for group in groups for ids in group]
     long_enough = [ids for ids in found if len(ids) > 5]  # short ones may agree by chance
     assert len(long_enough) > 12
     assert len(set(long_enough)) == len(long_enough)
 
 
-def test_only_completions_that_reached_none_of_the_eos_ids_pay_the_penalty():
-    groups, rewards = neox_method(missing_eos_penalty=2.5, group_size=8).rollout(0)
-    last = [[ids[-1] for ids in group] for group in groups.completion_lists()]
+@pytest.mark.parametrize(("rule", "charged"), [("subtract", 7.0 - 2.5), ("replace", -2.5)])
+def test_only_completions_that_reached_none_of_the_eos_ids_pay_the_penalty(rule, charged):
+    def seven(groups, rows):
+        return torch.full(groups.completion_ids.shape[:2], 7.0)
+
+    found = neox_method(missing_eos=rule, missing_eos_penalty=2.5, group_size=8, reward=seven).collector.collect(0)
+    last = [[ids[-1] for ids in group] for group in found.groups.completion_lists()]
     assert {1, 4} < {token for group in last for token in group}
-    assert rewards.tolist() == [[0.0 if token in (1, 4) else -2.5 for token in group] for group in last]
+    assert found.scores.tolist() == [[7.0 if token in (1, 4) else charged for token in group] for group in last]

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rloo_core.evaluation.assessment import Prompts, assess, means, reference_logprobs
+from rloo_core.evaluation.assessment import Prompts, assess, means
 from rloo_core.kl import sequence_kl_k1
-from rloo_core.logprobs import completion_logprobs
+from rloo_core.logprobs import completion_logprobs, reference_logprobs
 from rloo_core.rollout import Sampling
 from rloo_core.types import CompletionGroups
 from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer

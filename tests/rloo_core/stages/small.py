@@ -10,7 +10,6 @@ from rloo_core.data.schema import SPLITS
 from rloo_core.data.tables import read_table, table_path, write_table
 from rloo_core.reward_models import new_reward_model, save_reward_model
 from rloo_core.settings import (
-    AlgorithmSettings,
     ComputeSettings,
     EvaluationSettings,
     EvaluationStageSettings,
@@ -23,6 +22,7 @@ from rloo_core.settings import (
     SftSettings,
     SftStageSettings,
 )
+from tests.rloo_core.algorithms.building import algorithm_settings
 from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer
 
 EOS = 1
@@ -30,7 +30,14 @@ LENGTHS = (30, 3, 7, 12)  # words of a prompt; the longest would show a truncati
 SCRATCH = ScratchSettings(
     hidden_size=8, layers=1, heads=1, intermediate_size=8, max_positions=64, initializer_range=0.1, rotary_fraction=1.0
 )
-COMPUTE = ComputeSettings(device="cpu", threads=1, precision="float32", max_tokens_per_batch=200, layout="padded")
+COMPUTE = ComputeSettings(
+    device="cpu",
+    threads=1,
+    precision="float32",
+    max_tokens_per_batch=200,
+    layout="padded",
+    gradient_checkpointing=False,
+)
 TRAINING = {
     "seed": 0, "learning_rate": 0.01, "schedule": "constant", "warmup_fraction": 0.0, "weight_decay": 0.0,
     "adam_beta2": 0.999, "adam_epsilon": 1e-8, "max_grad_norm": 1.0, "eval_every": 1, "checkpoint_every": 0,
@@ -102,12 +109,9 @@ def reward_model_settings(rank: int = 0, **changes) -> RewardModelStageSettings:
 
 def policy_settings(rank: int = 0, layout: str = "padded", **changes) -> PolicyStageSettings:
     """Two steps of two prompts with two completions each."""
-    values = TRAINING | {
-        "name": "rloo", "steps": 2, "rollout_batch_size": 4, "group_size": 2, "kl_coef": 0.5, "temperature": 0.7,
-        "max_new_tokens": 6, "missing_eos_penalty": None, "reward_function": None, "eval_prompts": 3,
-    }  # fmt: skip
+    values = TRAINING | {"temperature": 0.7} | changes
     compute = COMPUTE.model_copy(update={"layout": layout})
-    return PolicyStageSettings(algorithm=AlgorithmSettings(**(values | changes)), model=_model(rank), compute=compute)
+    return PolicyStageSettings(algorithm=algorithm_settings(**values), model=_model(rank), compute=compute)
 
 
 def evaluation_settings(**changes) -> EvaluationStageSettings:

@@ -165,10 +165,11 @@ def test_it_trains_on_whole_train_prompts_and_is_watched_on_validation_prompts(i
 
 
 def test_a_completion_cut_off_pays_the_penalty_of_the_settings(inputs, tmp_path):
-    history = train_policy(policy_settings(reward_function=NOTHING, missing_eos_penalty=2.5), inputs, tmp_path)
-    for row in history[1:]:
+    settings = policy_settings(reward_function=NOTHING, missing_eos_penalty=2.5, kl_coef=0.0)
+    for row in train_policy(settings, inputs, tmp_path)[1:]:
         assert row["completion/truncated_frac"] > 0
-        assert row["reward/mean"] == pytest.approx(-2.5 * row["completion/truncated_frac"])
+        assert row["reward/mean"] == 0.0  # metrics show the raw reward
+        assert row["shaped_reward/mean"] == pytest.approx(-2.5 * row["completion/truncated_frac"])
 
 
 def test_the_kl_costs_what_the_settings_say(inputs, tmp_path):

@@ -1,0 +1,39 @@
+"""What follows from an algorithm's choices, and the functions they name."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from rloo_core.advantages import best_of_group, group_mean, group_standardised, leave_one_out
+from rloo_core.settings import AlgorithmSettings
+
+SequenceAdvantage = Callable[[Tensor, Tensor], Tensor]
+"""Shaped rewards [P, K] and which of them are scorable, bool [P, K], to advantages [P, K]."""
+
+GROUP_ADVANTAGES: dict[str, SequenceAdvantage] = {
+    "leave_one_out": leave_one_out,
+    "group_mean": group_mean,
+    "group_standardised": group_standardised,
+    "best_of_group": best_of_group,
+}
+
+
+def updates_per_step(settings: AlgorithmSettings) -> int:
+    """Optimiser steps a rollout batch."""
+    size = settings.step_batch_size or settings.rollout_batch_size
+    return settings.epochs_per_rollout * -(-settings.rollout_batch_size // size)
+
+
+def needs_critic(settings: AlgorithmSettings) -> bool:
+    """Whether advantages are those of a learned value function."""
+    return settings.advantage == "gae"
+
+
+def needs_reference(settings: AlgorithmSettings) -> bool:
+    """Whether log-probs under the frozen start are part of training: pairs always, completions where KL costs."""
+    return settings.action == "pair" or settings.kl_coef > 0
+
+
+def named_advantage(settings: AlgorithmSettings) -> bool:
+    """Whether the advantage is one of ours, and no `module:function`."""
+    return settings.advantage in (*GROUP_ADVANTAGES, "running_mean", "gae")
