@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
-from rloo_core.layout import Layout, hidden_states
-from rloo_core.logprobs import in_float32
+from rloo_core.heads import in_float32
+from rloo_core.layout import Layout, last_hidden_states
 from rloo_core.models import add_lora, disable_dropout, fit_vocabulary, merge_lora, save_model
 from rloo_core.random_streams import generator_for
 from rloo_core.settings import LoraSettings
@@ -56,9 +56,8 @@ class RewardModel(nn.Module):
     def forward(self, groups: CompletionGroups) -> Tensor:
         """Reward of each completion, float32, with gradient. Shape [P, K]."""
         classifier: Any = self.classifier
-        hidden = hidden_states(classifier.base_model, groups, self.layout)
-        last = (groups.response_mask.sum(-1) - 1)[..., None, None].expand(-1, -1, 1, hidden.shape[-1])
-        return in_float32(classifier.score(hidden.gather(2, last))).view(last.shape[:2]) - self.offset
+        hidden = last_hidden_states(classifier.base_model, groups, self.layout)
+        return in_float32(classifier.score(hidden)).squeeze(-1) - self.offset
 
 
 def add_reward_lora(model: RewardModel, lora: LoraSettings, seed: int) -> RewardModel:

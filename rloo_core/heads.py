@@ -1,0 +1,231 @@
+"""Language-model heads: from hidden states to log-probs, a few rows at a time.
+
+With a vocabulary of 50,000, the logits of a thousand tokens take 200 MB and their softmax and gradients several times
+that. Here they exist for a chunk of tokens at a time; the backward pass goes through the chunks again.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+CHUNK = 2**24  # logits that exist at once: 64 MB in float32, enough rows for matrix products at full speed
+KEPT = 2**26  # probabilities kept for the backward pass, chunk by chunk; those of further chunks are computed again
+TOLERANCE = 1e-4  # relative difference between a head as it is understood here and the model's own that is rounding
+
+
+class Head(NamedTuple):
+    """logits = cap · tanh(scale · (hidden Wᵀ + bias) / cap), without the tanh where there is no cap."""
+
+    weight: Tensor  # [V, hidden]
+    bias: Tensor | None  # [V]
+    scale: float
+    cap: float | None
+
+
+class Distribution(NamedTuple):
+    """Of given tokens under softmax(logits / temperature), both float32 (float64 for float64 models). Shape [N]."""
+
+    logprobs: Tensor
+    entropy: Tensor  # nats, no gradient
+
+
+def unwrapped(model: Any) -> Any:
+    """The Hugging Face model inside wrappers for several processes and for adapters."""
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def decoder_of(model: Any) -> Any:
+    """The part of a causal language model whose last hidden states its head reads."""
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+
+
+_heads: "weakref.WeakKeyDictionary[nn.Module, tuple[bool, float, float | None]]" = weakref.WeakKeyDictionary()
+
+
+def head_of(model: Any) -> Head | None:
+    """The head of a causal language model, if it is a linear layer with at most a scale and a soft-cap.
+
+    What the configuration says is tried on the model itself, once a model.
+
+    Args:
+        model: The model without wrappers, see `unwrapped`.
+    """
+    if model not in _heads:
+        _heads[model] = _understood(model)
+    works, scale, cap = _heads[model]
+    if not works:
+        return None
+    layer = model.get_output_embeddings()
+    return Head(layer.weight, layer.bias, scale, cap)
+
+
+def token_distribution(hidden: Tensor, tokens: Tensor, head: Head, temperature: float) -> Distribution:
+    """Log-probs of tokens and the entropy of what they were drawn from.
+
+    Args:
+        hidden: Hidden states that predict the tokens. Shape [N, hidden].
+        tokens: Token ids. Shape [N].
+        head: The model's head; gradients reach its weights.
+        temperature: Logits are divided by it.
+    """
+    weight, bias = head.weight.to(hidden.dtype), None if head.bias is None else head.bias.to(hidden.dtype)
+    values: tuple[Tensor, Tensor] = _Chunked.apply(
+        hidden, weight, bias, tokens, head.scale, head.cap, temperature, torch.is_grad_enabled()
+    )
+    return Distribution(*values)
+
+
+def in_float32(values: Tensor) -> Tensor:
+    """Values in float32, or in float64 if that is what they are: sums over a vocabulary need no less."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _understood(model: Any) -> tuple[bool, float, float | None]:
+    """Whether the head is what its configuration says, its scale, and its soft-cap."""
+    config = getattr(model, "config", None)
+    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if config is None or type(layer) is not nn.Linear:
+        return False, 1.0, None
+    config = config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    head = Head(layer.weight, layer.bias, scale, None if cap is None else float(cap))
+    seen: list[Tensor] = []
+    hook = decoder_of(model).register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state))
+    inputs = model.get_input_embeddings().weight[None, :4]  # of a few tokens
+    try:
+        with torch.no_grad():
+            own = model(inputs_embeds=inputs, use_cache=False).logits[0]
+            found = _logits(seen[0][0].to(layer.weight.dtype), head.weight, head.bias, head.scale, head.cap)
+    finally:
+        hook.remove()
+    agrees = bool((own - found).abs().max() <= TOLERANCE * own.abs().max())
+    return agrees, head.scale, head.cap
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, cap: float | None) -> Tensor:
+    logits = in_float32(linear(hidden, weight, bias))
+    if scale != 1.0:
+        logits = logits.mul_(scale)
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+class _Chunked(torch.autograd.Function):
+    """Log-probs and entropies by chunk. The gradient of a log-prob in the logits is onehot(token) - softmax."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        scale: float,
+        cap: float | None,
+        temperature: float,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor]:
+        rows = max(1, CHUNK // len(weight))
+        room = KEPT if keep and cap is None and any(ctx.needs_input_grad[:3]) else 0
+        kept: list[Tensor] = []
+        parts: list[tuple[Tensor, Tensor]] = []
+        scratch = _scratch(hidden, weight, rows)
+        for part, chosen in zip(hidden.split(rows), tokens.split(rows), strict=True):
+            shifted = _shifted_logits(part, weight, bias, (scale, cap, temperature), scratch)
+            powers = torch.empty_like(shifted) if shifted.numel() <= room else None
+            powers = torch.exp(shifted, out=powers)
+            total = powers.sum(1, keepdim=True)
+            log_total = total.squeeze(1).log()
+            entropy = log_total - torch.linalg.vecdot(powers, shifted) / total.squeeze(1)
+            parts.append((shifted.gather(1, chosen[:, None]).squeeze(1) - log_total, entropy))
+            if powers.numel() <= room:
+                kept += [powers, total]
+                room -= powers.numel()
+        ctx.save_for_backward(hidden, weight, tokens, *([] if bias is None else [bias]), *kept)
+        ctx.constants, ctx.rows, ctx.has_bias = (scale, cap, temperature), rows, bias is not None
+        empty = in_float32(hidden.new_empty(0))
+        logprobs, entropies = (
+            torch.cat([empty, *values]) for values in (zip(*parts, strict=True) if parts else ([], []))
+        )
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        hidden, weight, tokens, *rest = ctx.saved_tensors
+        bias = rest.pop(0) if ctx.has_bias else None
+        wanted = ctx.needs_input_grad
+        to_hidden = torch.empty_like(hidden) if wanted[0] else None
+        to_weight = torch.zeros_like(weight) if wanted[1] else None
+        to_bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+        scratch = _scratch(hidden, weight, ctx.rows)
+        for index, start in enumerate(range(0, len(hidden), ctx.rows)):
+            some = slice(start, start + ctx.rows)
+            to_logits = _to_logits(
+                hidden[some], weight, bias, tokens[some], upstream[0][some], ctx.constants, rest[2 * index :], scratch
+            )
+            to_logits = to_logits.to(hidden.dtype)
+            if to_hidden is not None:
+                torch.mm(to_logits, weight, out=to_hidden[some])
+            if to_weight is not None:
+                to_weight.addmm_(to_logits.t(), hidden[some])
+            if to_bias is not None:
+                to_bias += to_logits.sum(0)
+        return to_hidden, to_weight, to_bias, None, None, None, None, None
+
+
+def _to_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tokens: Tensor,
+    upstream: Tensor,
+    constants: tuple[float, float | None, float],
+    kept: list[Tensor],
+    scratch: Tensor,
+) -> Tensor:
+    """Gradient in the head's output of one chunk, in `scratch`."""
+    scale, cap, temperature = constants
+    gradient = (upstream * (scale / temperature))[:, None]
+    if kept:
+        powers, total = kept[:2]
+        scratch = scratch[: len(hidden)]
+    else:
+        powers = scratch = _shifted_logits(hidden, weight, bias, constants, scratch).exp_()
+        total = powers.sum(1, keepdim=True)
+    torch.mul(powers, -gradient / total, out=scratch)
+    scratch.scatter_add_(1, tokens[:, None], gradient)
+    if cap is not None:
+        scratch.mul_(1 - (_logits(hidden, weight, bias, scale, cap) / cap).square_())
+    return scratch
+
+
+def _scratch(hidden: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """Room for the logits of a chunk, used again for each: fresh memory costs more than the arithmetic done in it."""
+    return in_float32(hidden.new_empty(0)).new_empty(min(rows, max(len(hidden), 1)), len(weight))
+
+
+def _shifted_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    constants: tuple[float, float | None, float],
+    scratch: Tensor,
+) -> Tensor:
+    """(logits / temperature) minus their maximum, in `scratch`. Shape [rows, V]."""
+    scale, cap, temperature = constants
+    logits = scratch[: len(hidden)]
+    if cap is None and hidden.dtype == logits.dtype:
+        torch.mm(hidden, weight.t(), out=logits) if bias is None else torch.addmm(bias, hidden, weight.t(), out=logits)
+        factor = scale / temperature
+    else:
+        logits.copy_(_logits(hidden, weight, bias, scale, cap))
+        factor = 1 / temperature
+    if factor != 1.0:
+        logits.mul_(factor)
+    return logits.sub_(logits.amax(1, keepdim=True))
