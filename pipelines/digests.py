@@ -1,10 +1,12 @@
-"""SHA-256 of files, remembered by path, size and time of change, so that large ones are read once."""
+"""Files: whole or absent, locked, and their SHA-256, remembered so that large ones are read once."""
 
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SMALL = 1 << 20  # bytes; smaller files are hashed every time, so that no clock's resolution matters for them
@@ -31,6 +33,18 @@ def write_atomically(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     Path(name).replace(path)
     fsync_directory(path.parent)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file; the kernel frees it when the process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def fsync_directory(path: Path) -> None:

@@ -19,10 +19,9 @@ from rloo_core.stages import STAGES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pipelines.tracking import StageRun, Tracker
+    from pipelines.tracking import ModelWish, StageRun, Tracker
 
 LOG = logging.getLogger("rloo.stages")
-JOURNAL = Path(LOGS) / "metrics.jsonl"  # below a stage's directory
 MODEL = "model"  # below a stage's directory: a Hugging Face model with its tokenizer
 
 
@@ -116,7 +115,7 @@ class Executor:
         manifest = planned.manifest
         assert manifest is not None, f"{planned.name} is to be {planned.action}d, but has no manifest"
         self.manifests[planned.name] = manifest
-        self.tracker.reused(planned.name, manifest.run_id)
+        self.tracker.reused(manifest)
         self.console.reused(planned.name)
         return self._outcome(manifest, reused=True)
 
@@ -127,7 +126,8 @@ class Executor:
             self.store.discard_work(name, fingerprint)
         work = self.store.work(name, fingerprint)
         settings = STAGES[name].settings(self.settings).model_dump(mode="json")
-        run = self.tracker.start_stage(name, fingerprint, settings, work / JOURNAL)
+        inputs = {stage: manifest.fingerprint for stage, manifest in self._inputs(name).items()}
+        run = self.tracker.start_stage(name, fingerprint, settings, work, inputs)
         try:
             with self.console.stage(name) as display:
                 manifest = self._compute_in(work, planned, run, StageObserver(run, display))
@@ -136,14 +136,12 @@ class Executor:
             if isinstance(error, Exception):
                 raise StageFailed(name) from error
             raise
-        run.finish("FINISHED")
         self.manifests[name] = manifest
         return self._outcome(manifest, reused=False)
 
     def _compute_in(self, work: Path, planned: PlannedStage, run: "StageRun", observer: StageObserver) -> Manifest:
-        """Call the stage's function in its work directory, log what it made, and publish it."""
-        name, inputs = planned.name, self._inputs(planned.name)
-        run.lineage(self._directories(name).get("data"), self._runs(name))
+        """Call the stage's function in its work directory, and publish what it made."""
+        name = planned.name
         started = time.monotonic()
         set_threads(self.settings.compute.threads)
         stage = STAGES[name]
@@ -152,38 +150,34 @@ class Executor:
         except SystemExit as error:
             raise StageExited(error.code) from error
         run.summary(summary)
-        self._log_outputs(work, planned, run)
-        run.close()  # the journal is complete before it is hashed
+        if (work / MODEL / "config.json").exists():
+            run.model(self._model_wish(planned))
         assert planned.fingerprint is not None
         assert planned.parts is not None
-        return self.store.publish(
-            name,
-            planned.fingerprint,
-            parts=planned.parts,
-            inputs=inputs,
-            summary=summary,
-            duration=time.monotonic() - started,
-            versions={library: installed(library) for library in LIBRARIES},
-            run_id=run.run_id or None,
-        )
+        with run.evidence.lock:  # it moves
+            manifest = self.store.publish(
+                name,
+                planned.fingerprint,
+                parts=planned.parts,
+                inputs=self._inputs(name),
+                summary=summary,
+                duration=time.monotonic() - started,
+                versions={library: installed(library) for library in LIBRARIES},
+                run_id=run.run_id or None,
+            )
+            run.finish("FINISHED", published=self.store.path(name, planned.fingerprint) / LOGS)
+        return manifest
 
-    def _log_outputs(self, work: Path, planned: PlannedStage, run: "StageRun") -> None:
-        """Datasets that the data stage made, and the model that a training stage made."""
+    def _model_wish(self, planned: PlannedStage) -> "ModelWish":
+        """How the model of a training stage is logged, with the digests of what it was made from."""
+        from pipelines.tracking import ModelWish
+
         name, tracking = planned.name, self.settings.tracking
-        if name == "data":
-            run.lineage(work, {}, stored=self.store.path(name, planned.fingerprint or ""))
-        if not (work / MODEL / "config.json").exists():
-            return
-        assert planned.fingerprint is not None
-        tags = {"stage": name, "fingerprint": planned.fingerprint}
+        tags = {"stage": name, "fingerprint": str(planned.fingerprint)}
         tags |= {f"digest.{stage}": manifest.digest for stage, manifest in self._inputs(name).items()}
         tags |= {"from.data": self.manifests["data"].digest[:32]} if "data" in self.manifests else {}
-        stored = self.store.path(name, planned.fingerprint) / MODEL
         registered = f"{tracking.experiment}-{name.replace('_', '-')}" if tracking.register_models else None
-        run.model(work / MODEL, stored, self._runs(name), tags, copy=tracking.log_models, name=registered)
-
-    def _runs(self, name: str) -> dict[str, str]:
-        return {stage: manifest.run_id for stage, manifest in self._inputs(name).items() if manifest.run_id}
+        return ModelWish(tracking.log_models, registered, tags)
 
     def _outcome(self, manifest: Manifest, reused: bool) -> Outcome:
         directory = self.store.path(manifest.stage, manifest.fingerprint)

@@ -11,8 +11,9 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines import environment
 from pipelines.config import to_yaml
@@ -25,6 +26,7 @@ from pipelines.plan import PlannedStage, Planner, Selection, make_plan
 from pipelines.prefect_server import NamedServer, Server, ServerError, TemporaryServer
 from pipelines.preflight import NotReady, check_prefect_server, check_root, disk_full, is_full
 from pipelines.process import Terminated, log_file, sigterm_raises
+from pipelines.records import Record, of_flow_run
 from pipelines.service_addresses import running_services
 from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
@@ -45,6 +47,7 @@ def run_pipeline(
     selection: Selection,
     use_prefect: bool,
     console: Console | None = None,
+    resume: Record | None = None,
 ) -> int:
     """Run the selected stages.
 
@@ -54,6 +57,7 @@ def run_pipeline(
         selection: Which stages.
         use_prefect: Run as a Prefect flow, on the server of PREFECT_API_URL or on a temporary one.
         console: What a person sees; the terminal by default.
+        resume: The run that is to go on.
 
     Returns:
         Exit code: 0, 1 (an error, told on the terminal), 2 (the selection cannot work), 130 (Ctrl-C) or 143 (SIGTERM).
@@ -68,7 +72,7 @@ def run_pipeline(
                 console.warning(warning)
             if use_prefect:
                 _use_running_server(root)
-            _run(settings, overrides, selection, use_prefect, console, log)
+            _run(settings, overrides, selection, use_prefect, console, log, resume)
             return FINISHED
         except BaseException as error:
             return _explain(error, console, log, root)
@@ -81,11 +85,12 @@ def _run(
     use_prefect: bool,
     console: Console,
     log: Path,
+    resume: Record | None,
 ) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(_prefect(Path(settings.paths.root))) if use_prefect else None
         stack.enter_context(log_file(log))
-        job = stack.enter_context(prepared(settings, overrides, selection, console))
+        job = stack.enter_context(prepared(settings, overrides, selection, console, resume=resume))
         if server is None:
             job.run(directly)
         else:
@@ -95,7 +100,12 @@ def _run(
 
 @contextmanager
 def prepared(
-    settings: ExperimentSettings, overrides: Sequence[str], selection: Selection, console: Console, flow_run: str = ""
+    settings: ExperimentSettings,
+    overrides: Sequence[str],
+    selection: Selection,
+    console: Console,
+    flow_run: str = "",
+    resume: Record | None = None,
 ) -> Iterator[Job]:
     """A job whose plan is made and told, and whose MLflow run is open until the block ends.
 
@@ -105,11 +115,14 @@ def prepared(
         selection: Which stages.
         console: What a person sees.
         flow_run: Id of the Prefect flow run of a deployment; a second attempt at it goes on in its MLflow run.
+        resume: The run that is to go on, in its MLflow run.
     """
     store = Store(settings.paths.root)
     plan = make_plan(settings, store, selection, overrides)
     console.plan(plan_rows(plan))
-    with _tracked(settings, overrides, plan, console) as tracker:
+    typed = {"overrides": list(overrides), "selection": asdict(selection), "flow_run": flow_run}
+    earlier = resume or of_flow_run(store.root, flow_run)
+    with _tracked(settings, typed, plan, console, earlier) as tracker:
         executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console)
         if any(stage.action in ("run", "depends") for stage in plan):
             set_threads(settings.compute.threads)  # loads torch while the Prefect server starts
@@ -162,13 +175,17 @@ def _prefect(root: Path) -> Iterator[Server]:
 
 @contextmanager
 def _tracked(
-    settings: ExperimentSettings, overrides: Sequence[str], plan: Sequence[PlannedStage], console: Console
+    settings: ExperimentSettings,
+    typed: dict[str, Any],
+    plan: Sequence[PlannedStage],
+    console: Console,
+    earlier: Record | None,
 ) -> "Iterator[Tracker]":
     """The parent run, ended as FINISHED, FAILED or KILLED."""
     from pipelines.tracking import Tracker
 
-    tracker = Tracker.open(settings, console.warning)
-    tracker.start(to_yaml(settings), overrides, plan_rows(plan))
+    tracker = Tracker.open(settings, console.warning, console.line)
+    tracker.start(to_yaml(settings), typed, plan_rows(plan), earlier.evidence if earlier else None)
     status = "KILLED"
     try:
         yield tracker

@@ -117,6 +117,12 @@ class Store:
         problem = next((p for n, f in manifest.files.items() if (p := self._problem(place / n, n, f, verify))), "")
         return (None, problem) if problem else (manifest, "")
 
+    def manifest(self, stage: str, fingerprint: str) -> Manifest | None:
+        """The record of a finished stage, whatever became of its outputs."""
+        with suppress(OSError, ValueError):
+            return Manifest.from_json((self.path(stage, fingerprint) / MANIFEST).read_text(encoding="utf-8"))
+        return None
+
     def manifests(self, stage: str) -> list[Manifest]:
         """All readable manifests of a stage, newest first, whatever became of their outputs."""
         found = []

@@ -1,22 +1,25 @@
-"""One client for one run: which server or database, in which experiment, and what happens when it is away."""
+"""One client for one run: which server or database, and in which experiment."""
 
-import contextlib
-import fcntl
-import os
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from pipelines.digests import locked
 from rloo_core.settings import TrackingSettings
 
-T = TypeVar("T")
-PAUSE_SECONDS = 60.0  # how long a server is left alone after a call that failed slowly: it is away
-SLOW_SECONDS = 5.0
+# What the server answers when it will never do what was asked; everything else may be different in a minute.
+REFUSALS = frozenset(
+    {
+        "INVALID_PARAMETER_VALUE",
+        "RESOURCE_DOES_NOT_EXIST",
+        "RESOURCE_ALREADY_EXISTS",
+        "INVALID_STATE",
+        "BAD_REQUEST",
+    }
+)
 
 
 class TrackingError(RuntimeError):
@@ -24,25 +27,22 @@ class TrackingError(RuntimeError):
 
 
 class Connection:
-    """An `MlflowClient` that never raises into a training: a failure is told once, and a server
-    that is away is left alone for a while.
+    """An `MlflowClient` and the experiment it writes to.
 
     Every call names its run; nothing here or elsewhere uses MLflow's active run.
     """
 
     def __init__(self, settings: TrackingSettings, root: Path, warn: Callable[[str], None]) -> None:
         self.uri = settings.uri or f"sqlite:///{root}/mlflow.db"
-        self._warn = warn
-        self._warned = False
-        self._paused_until = 0.0
+        self.warn = warn
+        self.experiment = settings.experiment
+        self._artifacts = None if settings.uri else root / "artifacts"
         try:
             self.client = _open(self.uri)
-            self.experiment_id = _experiment(
-                self.client, settings.experiment, None if settings.uri else root / "artifacts"
-            )
+            self.experiment_id = self.find_experiment()
         except Exception as error:
             raise TrackingError(
-                f"MLflow at {self.uri} cannot be used: {_first_line(error)}. Start the server, or set tracking.uri "
+                f"MLflow at {self.uri} cannot be used: {first_line(error)}. Start the server, or set tracking.uri "
                 f"to another one; tracking.uri=null keeps everything in {root}/mlflow.db."
             ) from error
 
@@ -51,20 +51,27 @@ class Connection:
         """Whether this process talks to the database itself, not to a server."""
         return not self.uri.startswith(("http://", "https://"))
 
-    def attempt(self, what: str, call: Callable[[MlflowClient], T]) -> T | None:
-        """Call MLflow; on any failure warn (once a run), pause, and return None."""
-        started = time.monotonic()
-        if started < self._paused_until:
-            return None
-        try:
-            return call(self.client)
-        except Exception as error:
-            if time.monotonic() - started > SLOW_SECONDS:
-                self._paused_until = time.monotonic() + PAUSE_SECONDS
-            if not self._warned:
-                self._warn(f"MLflow failed to {what}, and the run goes on without: {_first_line(error)}")
-            self._warned = True
-            return None
+    def find_experiment(self) -> str:
+        """Id of the experiment, made if needed; restored, and said, if somebody has deleted it."""
+        client, name = self.client, self.experiment
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            return _create_experiment(client, name, self._artifacts)
+        if found.lifecycle_stage != "active":
+            client.restore_experiment(found.experiment_id)
+            self.warn(f"the experiment {name!r} had been deleted in MLflow, and was restored with its runs")
+        return str(found.experiment_id)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether MLflow answered that it will never do this, as opposed to being away."""
+    return isinstance(error, MlflowException) and error.error_code in REFUSALS
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _open(uri: str) -> MlflowClient:
@@ -73,7 +80,7 @@ def _open(uri: str) -> MlflowClient:
         return MlflowClient(uri, uri)
     database = Path(uri.removeprefix("sqlite:///")).absolute()
     database.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(database.with_name(database.name + ".lock")):
+    with locked(database.with_name(database.name + ".lock")):
         connection = sqlite3.connect(database)
         connection.execute("PRAGMA journal_mode=WAL")  # persistent, and 1.3 to 3.8 times faster
         connection.close()
@@ -82,12 +89,7 @@ def _open(uri: str) -> MlflowClient:
     return client
 
 
-def _experiment(client: MlflowClient, name: str, artifacts: Path | None) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is not None and found.lifecycle_stage != "active":
-        raise ValueError(f"the experiment {name!r} was deleted; restore it in MLflow or set tracking.experiment")
-    if found is not None:
-        return str(found.experiment_id)
+def _create_experiment(client: MlflowClient, name: str, artifacts: Path | None) -> str:
     try:
         location = artifacts.absolute().as_uri() if artifacts else None
         return str(client.create_experiment(name, artifact_location=location))
@@ -96,18 +98,3 @@ def _experiment(client: MlflowClient, name: str, artifacts: Path | None) -> str:
         if found is None:
             raise
         return str(found.experiment_id)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -30,6 +30,21 @@ NOT_TOKENIZER = {"config.json", "generation_config.json", "model.safetensors.ind
 
 
 @dataclass(frozen=True)
+class ModelWish:
+    """How a stage's model is to be logged.
+
+    Args:
+        copy: Whether the files go to MLflow, or only a pointer to the store.
+        name: Registered model; None to leave it unregistered.
+        tags: Tags for model and version: fingerprint, digests of the data.
+    """
+
+    copy: bool
+    name: str | None
+    tags: dict[str, str]
+
+
+@dataclass(frozen=True)
 class ModelReference:
     """A logged model and, where it was registered, its version."""
 
@@ -41,34 +56,59 @@ class ModelReference:
         return f"{self.name}/{self.version}" if self.name else self.model_id
 
 
-def log_model(
-    connection: Connection, run_id: str, stage: str, directory: Path, tags: dict[str, str], copy: bool, stored: Path
+def logged_model(
+    connection: Connection,
+    run_id: str,
+    stage: str,
+    directory: Path,
+    tags: dict[str, str],
+    wish: ModelWish,
+    card: str = "",
 ) -> ModelReference:
-    """Log a model as an output of a run.
+    """Log a published model as an output of a run, and register it. Done again after a crash, it makes nothing twice.
 
     Args:
         connection: Where to.
         run_id: The run that made it.
         stage: Name of the stage; the model's name.
-        directory: Hugging Face directory, with the tokenizer's files.
-        tags: Tags of the logged model.
-        copy: Copy the files to MLflow; otherwise log a pointer to `stored`.
-        stored: Where the store keeps, or will keep, the directory.
+        directory: Hugging Face directory in the store, with the tokenizer's files.
+        tags: Tags of the logged model and of its version.
+        wish: Whether files are copied, and under which name it is registered.
+        card: Markdown about the model: the version's description, and README.md beside its files.
 
     Returns:
-        The logged model.
+        The logged model, with its version where it is registered.
     """
     client = connection.client
-    tags = {**tags, "store.path": str(stored)} | ({} if copy else {"mlflow.model.isExternal": "true"})
-    logged = client.create_logged_model(connection.experiment_id, name=stage, source_run_id=run_id, tags=tags)
+    tags = {**tags, "store.path": str(directory)} | ({} if wish.copy else {"mlflow.model.isExternal": "true"})
+    logged = _begun(connection, run_id)
+    if logged is None:
+        logged = client.create_logged_model(connection.experiment_id, name=stage, source_run_id=run_id, tags=tags)
+    if str(logged.status) != "READY":
+        _upload(client, logged, directory, wish.copy, card)
+        client.finalize_logged_model(logged.model_id, "READY")
+    outputs = client.get_run(run_id).outputs
+    if outputs is None or logged.model_id not in {each.model_id for each in outputs.model_outputs}:
+        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    reference = ModelReference(logged.model_id)
+    return register(connection, reference, wish.name, run_id, tags, card) if wish.name else reference
+
+
+def _begun(connection: Connection, run_id: str) -> LoggedModel | None:
+    """The model of a run that a killed process began to log."""
+    found = connection.client.search_logged_models(
+        [connection.experiment_id], filter_string=f"source_run_id = '{run_id}'"
+    )
+    return next(iter(found), None)
+
+
+def _upload(client: MlflowClient, logged: LoggedModel, directory: Path, copy: bool, card: str) -> None:
     with tempfile.TemporaryDirectory(prefix="rloo-model-") as folder:
         write_description(Path(folder), logged, directory, copy)
+        (Path(folder) / "README.md").write_text(card, encoding="utf-8")
         client.log_model_artifacts(logged.model_id, folder)
     if copy:
         client.log_model_artifacts(logged.model_id, str(directory), "model")
-    client.finalize_logged_model(logged.model_id, "READY")
-    client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
-    return ModelReference(logged.model_id)
 
 
 def write_description(folder: Path, logged: LoggedModel, directory: Path, copy: bool) -> None:
@@ -126,9 +166,9 @@ def _copy_tokenizer(directory: Path, target: Path) -> None:
 
 
 def register(
-    connection: Connection, model: ModelReference, name: str, run_id: str, tags: dict[str, str]
+    connection: Connection, model: ModelReference, name: str, run_id: str, tags: dict[str, str], card: str = ""
 ) -> ModelReference:
-    """Register a logged model as the next version of `name`.
+    """Register a logged model as the next version of `name`, unless that has been done.
 
     The client's call leaves the link from the logged model to its version unset, and resolves `models:/` through the
     process's global server when it talks to a database itself; both are seen to here.
@@ -139,10 +179,16 @@ def register(
     client = connection.client
     create_registered_model(client, name)
     logged = client.get_logged_model(model.model_id)
-    source = logged.artifact_location if connection.is_local else f"models:/{model.model_id}"
-    made = client.create_model_version(name, source, run_id, tags=tags, model_id=model.model_id)
-    versions = [*json.loads(logged.tags.get(VERSIONS_TAG, "[]")), {"name": name, "version": made.version}]
-    client.set_logged_model_tags(model.model_id, {VERSIONS_TAG: json.dumps(versions)})
+    made = next(iter(client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")), None)
+    if made is None:
+        source = logged.artifact_location if connection.is_local else f"models:/{model.model_id}"
+        made = client.create_model_version(
+            name, source, run_id, tags=tags, description=card or None, model_id=model.model_id
+        )
+    versions = json.loads(logged.tags.get(VERSIONS_TAG, "[]"))
+    own = {"name": name, "version": made.version}
+    if own not in versions:
+        client.set_logged_model_tags(model.model_id, {VERSIONS_TAG: json.dumps([*versions, own])})
     return ModelReference(model.model_id, name, str(made.version))
 
 

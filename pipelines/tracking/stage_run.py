@@ -1,166 +1,103 @@
-"""One MLflow run of one stage: parameters, metrics, tables, figures, datasets, the model."""
+"""What a stage reports, written down as evidence; the mirror sends it to MLflow."""
 
+import io
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow import MlflowClient
-from mlflow.entities import LoggedModelInput, Param
-
-from pipelines.tracking.connection import Connection
-from pipelines.tracking.datasets import dataset_inputs
+from pipelines.evidence import FINISHED, JOURNAL, Evidence, now
 from pipelines.tracking.journal import Journal, Line, read_journal
-from pipelines.tracking.metrics import MetricWriter
-from pipelines.tracking.models import ModelReference, log_model, model_of, register
-from pipelines.tracking.names import flatten, safe_key
+from pipelines.tracking.metrics import MetricQueue
+from pipelines.tracking.mirror import Mirror
+from pipelines.tracking.models import ModelWish
+from pipelines.tracking.names import safe_key
 from rloo_core.observer import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARAMS_A_CALL = 100
 FIGURE_DPI = 130
 
 
 class StageRun:
     """The evidence of a stage that runs. Made by `Tracker.start_stage`; takes what an `Observer` takes.
 
+    No call waits for MLflow.
+
     Args:
-        connection: Where to.
-        run_id: The MLflow run.
-        stage: Name of the stage.
-        journal: Path of `metrics.jsonl`. If it exists, the stage goes on after a crash, and its steps count once.
+        evidence: Where it is written. If it has a journal, the stage goes on after a crash, and its steps count once.
+        mirror: Copies it to MLflow.
+        resumed: Whether the run was there before.
     """
 
-    def __init__(self, connection: Connection, run_id: str, stage: str, journal: Path) -> None:
-        self.run_id = run_id
-        self.stage = stage
-        self._connection = connection
-        self._tables: list[str] = []
-        self._closed = False
-        self._curves: set[str] = set()
-        resumed, before = journal.exists(), read_journal(journal)
-        self._journal = Journal(journal)
-        self._writer = MetricWriter(connection, run_id, resumed)
+    def __init__(self, evidence: Evidence, mirror: Mirror, resumed: bool) -> None:
+        self.evidence = evidence
+        self.stage = evidence.state.stage
+        self._mirror = mirror
+        path = evidence.directory / JOURNAL
+        before = read_journal(path)
+        self._journal = Journal(path)
+        self._queue = MetricQueue(resumed)
         for line in before:
-            self._send(line)
+            self._queue.add(line)
+        mirror.watch(evidence, self._queue)
+
+    @property
+    def run_id(self) -> str:
+        """MLflow's id; "" until MLflow has given one."""
+        return self.evidence.state.run_id
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of a step to the journal, and send them in the background."""
-        line = Line(step, {name: float(value) for name, value in values.items()}, int(time.time() * 1000))
+        """Write the values of a step to the journal, and queue them."""
+        line = Line(step, {name: float(value) for name, value in values.items()}, now())
         self._journal.write(line)
-        self._send(line)
-
-    def _send(self, line: Line) -> None:
-        self._curves |= {safe_key(name) for name in line.values}
-        self._writer.add(line)
+        self._queue.add(line)
+        self._mirror.wake(self._queue)
 
     def table(self, name: str, rows: Sequence[Row]) -> None:
-        """Log `tables/<name>.json` in the format MLflow's pages show as a table, in place of an earlier one."""
+        """Write `tables/<name>.json` in the format MLflow's pages show as a table, in place of an earlier one."""
         columns = list(dict.fromkeys(str(key) for row in rows for key in row))
         data = [[_plain(row.get(column)) for column in columns] for row in rows]
-        path = f"tables/{safe_key(name).replace(':', '_')}.json"
-        if path not in self._tables:
-            self._tables.append(path)
-        listed = json.dumps([{"path": path, "type": "table"} for path in self._tables])
-
-        def send(client: MlflowClient) -> None:
-            content = json.dumps({"columns": columns, "data": data}, ensure_ascii=False)
-            client.log_text(self.run_id, content, path)
-            client.set_tag(self.run_id, "mlflow.loggedArtifacts", listed)
-
-        self._connection.attempt(f"log the table {name}", send)
+        content = json.dumps({"columns": columns, "data": data}, ensure_ascii=False)
+        self.evidence.write(f"tables/{_file_name(name)}.json", content)
 
     def figure(self, name: str, figure: "Figure") -> None:
-        """Log `figures/<name>.png`."""
-        path = f"figures/{safe_key(name).replace(':', '_')}.png"
-        options: dict[str, Any] = {"dpi": FIGURE_DPI, "bbox_inches": "tight"}
-        self._connection.attempt(
-            f"log the figure {name}", lambda client: client.log_figure(self.run_id, figure, path, save_kwargs=options)
-        )
-
-    def settings(self, settings: Mapping[str, object]) -> None:
-        """Log a stage's validated settings, as parameters and complete in `settings.json`."""
-        params = [Param(key, value) for key, value in flatten(settings).items()]
-
-        def send(client: MlflowClient) -> None:
-            for start in range(0, len(params), PARAMS_A_CALL):
-                client.log_batch(self.run_id, params=params[start : start + PARAMS_A_CALL])
-            client.log_text(self.run_id, json.dumps(settings, indent=2, default=str), "settings.json")
-
-        self._connection.attempt("log parameters", send)
-
-    def lineage(self, data: Path | None, upstream: Mapping[str, str], stored: Path | None = None) -> None:
-        """Link what the stage reads.
-
-        Args:
-            data: Output directory of the data stage, if it is known yet.
-            upstream: MLflow run of each stage whose output is read, by stage name.
-            stored: Where that directory will be, if it is not published yet.
-        """
-
-        def send(client: MlflowClient) -> None:
-            models = [model for run_id in upstream.values() if (model := model_of(client, run_id))]
-            links = [LoggedModelInput(model.model_id) for model in models]
-            datasets = dataset_inputs(self.stage, data, stored or data) if data is not None else []
-            if datasets or links:
-                client.log_inputs(self.run_id, datasets=datasets, models=links)
-
-        self._connection.attempt("link datasets and models", send)
-
-    def model(
-        self,
-        directory: Path,
-        stored: Path,
-        upstream: Mapping[str, str],
-        tags: Mapping[str, str],
-        copy: bool,
-        name: str | None,
-    ) -> ModelReference | None:
-        """Log a Hugging Face directory as a model, and register it.
-
-        Args:
-            directory: The directory now.
-            stored: Where it will be once the stage is published.
-            upstream: MLflow run of each stage whose output was read, by stage name.
-            tags: Tags for model and version: fingerprint, digest of the data.
-            copy: Whether the files go to MLflow, or only a pointer.
-            name: Registered model; None to leave it unregistered.
-
-        Returns:
-            The model; None if MLflow refused it.
-        """
-
-        def send(client: MlflowClient) -> ModelReference:
-            parents = {stage: model_of(client, run_id) for stage, run_id in upstream.items()}
-            origin = {f"from.{stage}": str(model) for stage, model in parents.items() if model} | dict(tags)
-            model = log_model(self._connection, self.run_id, self.stage, directory, origin, copy, stored)
-            return register(self._connection, model, name, self.run_id, origin) if name else model
-
-        return self._connection.attempt("log the model", send)
+        """Write `figures/<name>.png`."""
+        options: dict[str, Any] = {"format": "png", "dpi": FIGURE_DPI, "bbox_inches": "tight"}
+        picture = io.BytesIO()
+        figure.savefig(picture, **options)
+        self.evidence.write(f"figures/{_file_name(name)}.png", picture.getvalue())
 
     def summary(self, values: Mapping[str, float]) -> None:
-        """Log a stage's summary; a name that is a curve already becomes `summary/<name>`."""
-        named = {f"summary/{key}" if safe_key(key) in self._curves else key: value for key, value in values.items()}
-        self._writer.add(Line(0, {key: float(value) for key, value in named.items()}, int(time.time() * 1000)))
+        """Note the numbers that describe the stage's result."""
+        self.evidence.state.results = {name: float(value) for name, value in values.items()}
+        self.evidence.save()
 
-    def close(self) -> None:
-        """Send what is left and close the journal; the run stays open until `finish`."""
-        if not self._closed:
-            self._closed = True
-            left = self._writer.close()
-            self._journal.close()
-            if left:
-                tag = ("metrics.not_sent", str(left))
-                self._connection.attempt("tag a run", lambda client: client.set_tag(self.run_id, *tag))
+    def model(self, wish: ModelWish) -> None:
+        """Have the stage's model logged and registered, once the stage is published."""
+        self.evidence.state.model = asdict(wish)
+        self.evidence.save()
 
-    def finish(self, status: str) -> None:
-        """Close, and end the run as FINISHED, FAILED or KILLED."""
-        self.close()
-        self._connection.attempt("end a run", lambda client: client.set_terminated(self.run_id, status))
+    def finish(self, status: str, published: Path | None = None) -> None:
+        """End the run as FINISHED, FAILED or KILLED.
+
+        Args:
+            status: How it ended.
+            published: Where the evidence is now, if the stage was published.
+        """
+        self._journal.close()
+        if published is not None:
+            self.evidence.moved(published)
+        assert status != FINISHED or published is not None, "a stage is finished when it is published"
+        self.evidence.close(status)
+        self._mirror.wake()
+
+
+def _file_name(name: str) -> str:
+    return safe_key(name).replace(":", "_")
 
 
 def _plain(value: object) -> object:

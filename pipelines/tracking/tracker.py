@@ -2,168 +2,208 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, ViewType
+from mlflow.entities import ViewType
 
-from pipelines.tracking.connection import Connection
-from pipelines.tracking.names import safe_key
-from pipelines.tracking.processes import identity, is_dead
+from pipelines.evidence import (
+    FAILED,
+    FINISHED,
+    KILLED,
+    RUNNING,
+    SETTINGS,
+    Evidence,
+    RunState,
+    new_record_name,
+    record_directory,
+)
+from pipelines.processes import is_dead
+from pipelines.store import LOGS, Manifest, Store
+from pipelines.tracking.connection import Connection, first_line
+from pipelines.tracking.mirror import Mirror
 from pipelines.tracking.stage_run import StageRun
 from rloo_core.settings import ExperimentSettings
 
-PARENT = "mlflow.parentRunId"
-
-
-@dataclass(frozen=True)
-class StageNote:
-    """What the parent run says about a stage: its MLflow run, and whether it ran or was reused."""
-
-    stage: str
-    action: str
-    run_id: str | None
+# Seconds that the end of a run waits for a server that is away; the next start sends what is left.
+PATIENCE = {FINISHED: 240.0, FAILED: 60.0, KILLED: 5.0}
 
 
 class Tracker:
-    """Writes one pipeline run to MLflow."""
+    """Writes one pipeline run: its record below the run root, and MLflow's copy of it.
 
-    def __init__(self, settings: ExperimentSettings, connection: Connection) -> None:
-        self.settings = settings
-        self.connection = connection
-        self.run_id = ""
-        self.notes: list[StageNote] = []
+    Args:
+        settings: Of the whole run.
+        connection: MLflow.
+        say: Is told what a person should know.
+    """
+
+    def __init__(self, settings: ExperimentSettings, connection: Connection, say: Callable[[str], None]) -> None:
+        self.settings, self.connection, self._say = settings, connection, say
+        self.store = Store(settings.paths.root)
+        self.mirror = Mirror(connection, self.store, say)
+        self.evidence: Evidence | None = None
 
     @classmethod
-    def open(cls, settings: ExperimentSettings, warn: Callable[[str], None]) -> "Tracker":
-        """Connect, create the experiment, and end the runs that dead processes left behind.
+    def open(cls, settings: ExperimentSettings, warn: Callable[[str], None], say: Callable[[str], None]) -> "Tracker":
+        """Connect, create the experiment, end the runs that dead processes left behind, and send what they could not.
 
         Raises:
             TrackingError: If MLflow cannot be opened; nothing has been computed yet.
         """
         connection = Connection(settings.tracking, Path(settings.paths.root).absolute(), warn)
-        connection.attempt(
-            "look for runs of dead processes", lambda client: _reconcile(client, connection.experiment_id)
-        )
-        return cls(settings, connection)
+        tracker = cls(settings, connection, say)
+        _reconcile(connection)
+        tracker.mirror.start()
+        return tracker
 
-    def start(self, config: str, overrides: Sequence[str], plan: Sequence[Mapping[str, str]]) -> None:
+    @property
+    def run_id(self) -> str:
+        """MLflow's id of the parent run; "" until MLflow has given one."""
+        return self._state.run_id
+
+    @property
+    def record(self) -> str:
+        """Name of the run's record, by which `rloo runs` and `--resume` know it."""
+        assert self.evidence is not None, "start() comes first"
+        return self.evidence.directory.name
+
+    @property
+    def _state(self) -> RunState:
+        assert self.evidence is not None, "start() comes first"
+        return self.evidence.state
+
+    def start(
+        self,
+        config: str,
+        typed: Mapping[str, Any],
+        plan: Sequence[Mapping[str, str]],
+        resume: Evidence | None = None,
+    ) -> None:
         """Open the parent run.
 
         Args:
             config: The resolved config, YAML.
-            overrides: What a person typed.
+            typed: What a person typed: overrides, selection, and Prefect's flow run.
             plan: One row a stage: stage, action, reason.
+            resume: The record of a run that is to go on.
         """
-        typed = " ".join(overrides)[:5000] or "(none)"
-        tags = {"overrides": typed, "seed": str(self.settings.seed), **_git_sha(), **identity()}
-
-        def send(client: MlflowClient) -> str:
-            run = client.create_run(self.connection.experiment_id, tags=tags, run_name=self.settings.name)
-            run_id = str(run.info.run_id)
-            client.log_text(run_id, config, "config.yaml")
-            client.log_text(run_id, json.dumps(list(plan), indent=2), "plan.json")
-            client.log_text(run_id, _markdown(plan), "plan.md")
-            return run_id
-
-        self.run_id = self.connection.attempt("open a run", send) or ""
+        if resume is not None:
+            self.evidence = self.mirror.evidence(resume.directory) or resume
+            self.evidence.take_up("")
+            self._state.notes = []
+        else:
+            root = Path(self.settings.paths.root)
+            self.evidence = Evidence(root, record_directory(root, new_record_name()), RunState())
+        state = self._state
+        state.name, state.results = self.settings.name, {}
+        state.typed = dict(typed)
+        tags = {"overrides": " ".join(typed.get("overrides", ())) or "(none)", "seed": str(self.settings.seed)}
+        state.tags |= {**tags, "record": self.record, **_git_sha()}
+        self.evidence.write(SETTINGS, json.dumps(self.settings.model_dump(mode="json"), indent=1))
+        self.evidence.write("files/config.yaml", config)
+        self.evidence.write("files/plan.json", json.dumps(list(plan), indent=2))
+        self.evidence.write("files/plan.md", _markdown(plan))
+        self.evidence.begin()
+        self.mirror.watch(self.evidence)
 
     def tag(self, key: str, value: str) -> None:
         """Tag the parent run."""
-        self.connection.attempt("tag a run", lambda client: client.set_tag(self.run_id, safe_key(key), value[:5000]))
+        self._state.tags[key] = value
+        self._changed()
 
-    def start_stage(self, stage: str, fingerprint: str, settings: Mapping[str, object], journal: Path) -> StageRun:
-        """Open the run of a stage, or open it again where a killed attempt left its journal.
+    def start_stage(
+        self, stage: str, fingerprint: str, settings: Mapping[str, object], work: Path, inputs: Mapping[str, str]
+    ) -> StageRun:
+        """Open the run of a stage, or open it again where a killed attempt left its evidence.
 
         Args:
             stage: Name of the stage.
             fingerprint: What identifies its result.
             settings: The stage's validated settings.
-            journal: Path of `metrics.jsonl`; `metrics.run` beside it holds the id of the MLflow run.
+            work: The stage's work directory.
+            inputs: Fingerprint of each stage that is read.
         """
-        marker = journal.with_suffix(".run")
-        known = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
-        run_id = self._reopen(known) if known else None
-        fresh = run_id is None
-        run_id = run_id or self._create(stage, fingerprint)
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(run_id, encoding="utf-8")
-        run = StageRun(self.connection, run_id, stage, journal)
-        if fresh:
-            run.settings(settings)
-        self._note(StageNote(stage, "run", run_id))
+        directory = work / LOGS
+        earlier = self.mirror.evidence(directory)
+        if earlier is not None:
+            earlier.take_up(self._state.key)
+            evidence = earlier
+        else:
+            state = RunState(name=stage, stage=stage, fingerprint=fingerprint, parent=self._state.key)
+            evidence = Evidence(self.store.root, directory, state)
+        evidence.state.inputs = dict(inputs)
+        evidence.write(SETTINGS, json.dumps(settings, indent=2, default=str))
+        evidence.begin()
+        run = StageRun(evidence, self.mirror, resumed=earlier is not None)
+        self._note(stage, "run", fingerprint)
         return run
 
-    def reused(self, stage: str, run_id: str | None) -> None:
-        """Link the run that made a reused output."""
-        self.tag(f"reused.{stage}", run_id or "unknown")
-        if run_id:
-            self.connection.attempt("look at a reused run", lambda client: _end_as_finished(client, run_id))
-        self._note(StageNote(stage, "reused", run_id))
+    def reused(self, manifest: Manifest, how: str = "reused") -> None:
+        """Link the run that made a reused output; if it is gone from MLflow, it is brought back.
+
+        Args:
+            manifest: Of the output.
+            how: What became of the stage: "reused".
+        """
+        evidence = self.mirror.evidence(self.store.path(manifest.stage, manifest.fingerprint) / LOGS)
+        if evidence is not None and not evidence.is_others and not self.mirror.has(evidence):
+            if evidence.state.is_open:  # its process died between publishing and this
+                evidence.close(FINISHED)
+            self.mirror.watch(evidence, reused=True)
+        self._note(manifest.stage, how, manifest.fingerprint)
 
     def result(self, values: Mapping[str, float]) -> None:
         """Numbers of the whole run, so that runs can be compared in MLflow's list."""
-        now = int(time.time() * 1000)
-        metrics = [Metric(safe_key(key), float(value), now, 0) for key, value in values.items()]
-        self.connection.attempt("log results", lambda client: client.log_batch(self.run_id, metrics=metrics))
+        self._state.results = {name: float(value) for name, value in values.items()}
+        self._changed()
 
     def finish(self, status: str) -> None:
-        """End the parent run as FINISHED, FAILED or KILLED."""
-        self.connection.attempt("end a run", lambda client: client.set_terminated(self.run_id, status))
+        """End the parent run as FINISHED, FAILED or KILLED, and hand over to MLflow what it has not got yet."""
+        assert self.evidence is not None
+        self.evidence.close(status)
+        left = self.mirror.stop(PATIENCE[status])
+        if left:
+            self.connection.warn(
+                f"MLflow has not got everything of {left} {'run' if left == 1 else 'runs'}; it is kept in "
+                f"{self.store.root} and sent at the next start there (or by `rloo sync`)"
+            )
 
-    def _create(self, stage: str, fingerprint: str) -> str:
-        tags = {PARENT: self.run_id, "stage": stage, "fingerprint": fingerprint, "attempt": "1", **identity()}
+    def _note(self, stage: str, action: str, fingerprint: str) -> None:
+        self._state.notes.append({"stage": stage, "action": action, "fingerprint": fingerprint})
+        self._changed()
 
-        def send(client: MlflowClient) -> str:
-            return str(client.create_run(self.connection.experiment_id, tags=tags, run_name=stage).info.run_id)
-
-        return self.connection.attempt("open a run", send) or ""
-
-    def _reopen(self, run_id: str) -> str | None:
-        """Take up the run of a killed attempt; None if it is gone from MLflow."""
-
-        def send(client: MlflowClient) -> str | None:
-            run = client.get_run(run_id)
-            if run.info.lifecycle_stage != "active" or run.info.experiment_id != self.connection.experiment_id:
-                return None
-            attempt = int(run.data.tags.get("attempt", "1")) + 1
-            client.update_run(run_id, status="RUNNING")
-            for key, value in {PARENT: self.run_id, "attempt": str(attempt), **identity()}.items():
-                client.set_tag(run_id, key, value)
-            return run_id
-
-        try:
-            return send(self.connection.client)
-        except Exception:  # the run was removed for good, or lives in another database: a new one is opened
-            return None
-
-    def _note(self, note: StageNote) -> None:
-        self.notes.append(note)
-        base = f"#/experiments/{self.connection.experiment_id}/runs"
-        lines = ["| stage | | run |", "|---|---|---|"]
-        for each in self.notes:
-            link = f"[{each.run_id}]({base}/{each.run_id})" if each.run_id else "unknown"
-            lines.append(f"| {each.stage} | {each.action} | {link} |")
-        self.tag("mlflow.note.content", "\n".join(lines))
+    def _changed(self) -> None:
+        assert self.evidence is not None
+        self.evidence.save()
+        self.mirror.wake()
 
 
-def _reconcile(client: MlflowClient, experiment_id: str) -> None:
-    """End RUNNING runs whose process is dead on this machine as KILLED."""
-    running = client.search_runs(
-        [experiment_id], "attributes.status = 'RUNNING'", run_view_type=ViewType.ACTIVE_ONLY, max_results=1000
-    )
-    for run in running:
-        if is_dead(run.data.tags):
-            client.set_terminated(run.info.run_id, "KILLED")
+def deliver(settings: ExperimentSettings, warn: Callable[[str], None], say: Callable[[str], None]) -> int:
+    """Send what earlier runs could not; end what dead processes left RUNNING.
+
+    Returns:
+        How many runs are still not complete in MLflow.
+
+    Raises:
+        TrackingError: If MLflow cannot be opened.
+    """
+    return Tracker.open(settings, warn, say).mirror.stop(PATIENCE[FAILED])
 
 
-def _end_as_finished(client: MlflowClient, run_id: str) -> None:
-    """A process that died after it had published a stage left a run that looks killed."""
-    if client.get_run(run_id).info.status != "FINISHED":
-        client.set_terminated(run_id, "FINISHED")
+def _reconcile(connection: Connection) -> None:
+    """End RUNNING runs whose process is dead on this machine as KILLED; the mirror knows better for some of them."""
+    client = connection.client
+    try:
+        running = client.search_runs(
+            [connection.experiment_id], f"attributes.status = '{RUNNING}'", ViewType.ACTIVE_ONLY, max_results=1000
+        )
+        for run in running:
+            if is_dead(run.data.tags):
+                client.set_terminated(run.info.run_id, KILLED)
+    except Exception as error:
+        connection.warn(f"MLflow was not searched for runs of dead processes: {first_line(error)}")
 
 
 def _git_sha() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""MLflow: what a run leaves in the database and beside it."""
+"""MLflow: what a run leaves behind, also when MLflow is away, and when somebody deletes things."""
 
 import json
 import math
@@ -6,20 +6,23 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
 
+from pipelines import processes
 from pipelines.config import load_settings
-from pipelines.tracking import StageRun, Tracker, TrackingError, metrics, processes
-from pipelines.tracking.datasets import dataset_inputs
+from pipelines.tracking import Tracker, TrackingError, mirror
 from pipelines.tracking.journal import Journal, Line, read_journal
-from pipelines.tracking.models import ModelReference, model_of
-from pipelines.tracking.names import flatten, safe_key
+from pipelines.tracking.names import Names, flatten, safe_key
 from rloo_core.settings import ExperimentSettings
+from tests.pipelines.trackers import begin, by_stage, client, history, no_warning, publish, quiet, settle, start, until
+
+F = "f" * 32
 
 
 @pytest.fixture
@@ -28,188 +31,360 @@ def settings(empty_mlflow: Path) -> ExperimentSettings:
 
 
 @pytest.fixture
-def warnings() -> list[str]:
+def told() -> list[str]:
+    """What a person was told."""
     return []
 
 
 @pytest.fixture
-def tracker(settings: ExperimentSettings, warnings: list[str]) -> Iterator[Tracker]:
-    tracker = Tracker.open(settings, warnings.append)
-    tracker.start("name: tiny\n", ["seed=1"], [{"stage": "sft", "action": "run", "reason": "a | b"}])
+def tracker(settings: ExperimentSettings, told: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracker]:
+    monkeypatch.setattr(mirror, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(mirror, "PAUSES", (0.05,))
+    tracker = Tracker.open(settings, told.append, told.append)
+    begin(tracker)
     yield tracker
-    tracker.finish("FINISHED")
+    tracker.mirror.stop(0.0)
 
 
-def start(tracker: Tracker, stage: str, folder: Path) -> StageRun:
-    settings = {"sft": {"epochs": 2.0, "prompt": "x" * 7000}, "odd[key]": [1, 2]}
-    return tracker.start_stage(stage, "f" * 32, settings, folder / "metrics.jsonl")
+def again(settings: ExperimentSettings, told: list[str]) -> Tracker:
+    """The tracker of a later run, with its parent run open."""
+    later = Tracker.open(settings, told.append, told.append)
+    begin(later)
+    return later
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what a thread does."""
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
+def die(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the mirror without a word, and let whoever looks next believe that this process is dead."""
+    tracker.mirror.stop(0.0)
+    for file in [*tracker.store.root.rglob("run.json"), *(tracker.store.root / "tracking").glob("*.json")]:
+        file.write_text(file.read_text().replace(str(os.getpid()), "4194399"))
 
 
-def history(tracker: Tracker, run_id: str, key: str) -> list[tuple[int, float]]:
-    return sorted((m.step, m.value) for m in tracker.connection.client.get_metric_history(run_id, key))
+CALLS = (
+    "log_batch", "log_artifact", "create_run", "search_runs", "get_run", "set_terminated", "get_experiment_by_name",
+    "get_metric_history", "update_run", "log_inputs", "create_logged_model", "search_logged_models",
+)  # fmt: skip
 
 
-def test_a_run_and_its_stage(tracker: Tracker, tmp_path: Path) -> None:
-    stage = start(tracker, "sft", tmp_path / "work")
+class Outage:
+    """While it lasts, every call of the tracker's client fails."""
+
+    def __init__(self, tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.on, self.calls = True, 0
+        api = tracker.connection.client
+        for name in CALLS:
+            monkeypatch.setattr(api, name, self._unreliable(getattr(api, name)))
+
+    def _unreliable(self, call: Any) -> Any:
+        def attempt(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.on:
+                raise ConnectionError("the server is away")
+            return call(*args, **options)
+
+        return attempt
+
+
+def test_a_run_and_its_stage(tracker: Tracker, told: list[str]) -> None:
+    stage = start(tracker, "sft")
     stage.metrics(1, {"loss/mean": 0.5, "kl@k=4": 1.0})
     stage.metrics(2, {"loss/mean": 0.25})
     stage.summary({"loss/mean": 0.2, "evaluation/sft/greedy/win_rate": 0.4})
-    stage.finish("FINISHED")
-    tracker.reused("data", "r" * 32)
-    client = tracker.connection.client
-    run, parent = client.get_run(stage.run_id), client.get_run(tracker.run_id)
-    assert run.info.status == "FINISHED"
+    publish(tracker, stage)
+    settle(tracker)
+    tracker.result({"win_rate": 0.75})
+    tracker.finish("FINISHED")
+    api = client(tracker)
+    run, parent = api.get_run(stage.run_id), api.get_run(tracker.run_id)
+    assert (run.info.status, parent.info.status) == ("FINISHED", "FINISHED")
     assert run.data.tags["mlflow.parentRunId"] == tracker.run_id
-    assert (run.data.tags["stage"], run.data.tags["fingerprint"], run.data.tags["attempt"]) == ("sft", "f" * 32, "1")
+    assert (run.data.tags["stage"], run.data.tags["fingerprint"], run.data.tags["attempt"]) == ("sft", F, "1")
     assert run.data.params["sft.epochs"] == "2.0"
     assert run.data.params["sft.prompt"].endswith("(7000 characters, see settings.json)")
+    complete = Path(api.download_artifacts(stage.run_id, "settings.json", str(tracker.store.root)))
+    assert json.loads(complete.read_text())["sft"]["prompt"] == "x" * 7000
     assert history(tracker, stage.run_id, "loss/mean") == [(1, 0.5), (2, 0.25)]
     assert run.data.metrics["kl_k_4"] == 1.0
     assert run.data.metrics["summary/loss/mean"] == 0.2
     assert run.data.metrics["evaluation/sft/greedy/win_rate"] == 0.4
-    assert parent.data.tags["reused.data"] == "r" * 32
+    assert parent.data.metrics == {"win_rate": 0.75}
     assert parent.data.tags["overrides"] == "seed=1"
     assert stage.run_id in parent.data.tags["mlflow.note.content"]
-    assert {file.path for file in client.list_artifacts(tracker.run_id)} == {"config.yaml", "plan.json", "plan.md"}
+    files = {file.path for file in api.list_artifacts(tracker.run_id)}
+    assert files == {"config.yaml", "plan.json", "plan.md", "settings.json"}
+    assert told == []
 
 
 def test_everything_lies_below_the_run_root(tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    start(tracker, "sft", tmp_path / "work").finish("FINISHED")
+    publish(tracker, start(tracker, "sft"))
+    settle(tracker)
     assert list(elsewhere.iterdir()) == []
     assert (Path(tracker.settings.paths.root) / "artifacts").is_dir()
 
 
 def test_a_second_table_replaces_the_first(tracker: Tracker, tmp_path: Path) -> None:
-    stage = start(tracker, "sft", tmp_path / "work")
+    stage = start(tracker, "sft")
     stage.table("samples", [{"prompt": "a", "reward": 1.0}, {"prompt": "b", "reward": 2.0}])
+    until(lambda: bool(stage.run_id))
+    until(lambda: "mlflow.loggedArtifacts" in client(tracker).get_run(stage.run_id).data.tags)
     stage.table("samples", [{"prompt": "ü [bold]", "reward": math.nan, "new": None}])
-    stage.finish("FINISHED")
-    client = tracker.connection.client
-    path = client.download_artifacts(stage.run_id, "tables/samples.json", str(tmp_path))
+    publish(tracker, stage)
+    settle(tracker)
+    api = client(tracker)
+    path = api.download_artifacts(stage.run_id, "tables/samples.json", str(tmp_path))
     assert json.loads(Path(path).read_text("utf-8")) == {
         "columns": ["prompt", "reward", "new"],
         "data": [["ü [bold]", "nan", None]],
     }
-    assert json.loads(client.get_run(stage.run_id).data.tags["mlflow.loggedArtifacts"]) == [
+    assert json.loads(api.get_run(stage.run_id).data.tags["mlflow.loggedArtifacts"]) == [
         {"path": "tables/samples.json", "type": "table"}
     ]
 
 
-def test_a_resumed_stage_takes_up_its_run_and_every_step_appears_once(tracker: Tracker, tmp_path: Path) -> None:
-    first = start(tracker, "sft", tmp_path / "work")
+def test_a_resumed_stage_takes_up_its_run_and_every_step_appears_once(tracker: Tracker) -> None:
+    first = start(tracker, "sft")
     for step in (1, 2, 3):
         first.metrics(step, {"loss": float(step)})
     first.finish("KILLED")
-    with (tmp_path / "work" / "metrics.jsonl").open("a") as file:
+    settle(tracker)
+    journal = tracker.store.work("sft", F) / "logs" / "metrics.jsonl"
+    with journal.open("a") as file:
         file.write('{"step": 4, "values": {"loss": 4.0}, "time": 1}\n{"step": 5, "val')  # not sent, torn
-    second = start(tracker, "sft", tmp_path / "work")
+    second = start(tracker, "sft")
     for step in (3, 4, 5):
         second.metrics(step, {"loss": float(step)})
-    second.finish("FINISHED")
+    publish(tracker, second)
+    settle(tracker)
     assert second.run_id == first.run_id
     assert history(tracker, first.run_id, "loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
-    run = tracker.connection.client.get_run(first.run_id)
+    run = client(tracker).get_run(first.run_id)
     assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "2")
-    assert [line.step for line in read_journal(tmp_path / "work" / "metrics.jsonl")] == [1, 2, 3, 4, 5]
-
-
-def forget_latest(tracker: Tracker) -> None:
-    """As after a crash between MLflow's two tables: every value is in the histories, none among the latest."""
-    with sqlite3.connect(tracker.connection.uri.removeprefix("sqlite:///")) as database:
-        database.execute("DELETE FROM latest_metrics")
+    lines = read_journal(tracker.store.path("sft", F) / "logs" / "metrics.jsonl")
+    assert [line.step for line in lines] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("curve", [{}, {"loss": 1.0}])
-def test_a_summary_that_a_killed_attempt_sent_is_not_sent_again(
-    tracker: Tracker, tmp_path: Path, curve: dict[str, float]
-) -> None:
+def test_a_summary_that_a_killed_attempt_sent_is_not_sent_again(tracker: Tracker, curve: dict[str, float]) -> None:
     for value in (0.25, 0.5):
-        stage = start(tracker, "sft", tmp_path / "work")
+        stage = start(tracker, "sft")
         if curve:
             stage.metrics(1, curve)
         stage.summary({"win_rate": value, "loss": value})
         stage.finish("KILLED")
-        forget_latest(tracker)
+        settle(tracker)
+        with sqlite3.connect(tracker.connection.uri.removeprefix("sqlite:///")) as database:
+            database.execute("DELETE FROM latest_metrics")  # as after a crash between MLflow's two tables
     assert history(tracker, stage.run_id, "win_rate") == [(0, 0.25)]
     assert history(tracker, stage.run_id, "summary/loss" if curve else "loss") == [(0, 0.25)]
     assert history(tracker, stage.run_id, "summary/win_rate") == []
 
 
-def test_what_mlflow_has_is_asked_until_it_answers(
-    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = start(tracker, "sft", tmp_path / "work")
-    first.metrics(1, {"loss": 1.0})
-    first.finish("KILLED")
-    ask, failures = tracker.connection.client.get_metric_history, [ConnectionError("away"), ConnectionError("away")]
-
-    def unreliable(run_id: str, key: str) -> object:
-        if failures:
-            raise failures.pop()
-        return ask(run_id, key)
-
-    monkeypatch.setattr(tracker.connection.client, "get_metric_history", unreliable)
-    monkeypatch.setattr(metrics, "EVERY_SECONDS", 0.01)
-    second = start(tracker, "sft", tmp_path / "work")
-    second.metrics(1, {"loss": 1.0})
-    second.metrics(2, {"loss": 2.0})
-    until(lambda: not failures)
-    second.finish("FINISHED")
-    assert history(tracker, first.run_id, "loss") == [(1, 1.0), (2, 2.0)]
-
-
-def test_without_an_answer_nothing_is_sent_twice(
-    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = start(tracker, "sft", tmp_path / "work")
-    first.metrics(1, {"loss": 1.0})
-    first.finish("KILLED")
-    with monkeypatch.context() as patch:
-        patch.setattr(tracker.connection.client, "get_metric_history", lambda *_: 1 / 0)
-        second = start(tracker, "sft", tmp_path / "work")
-        second.metrics(1, {"loss": 1.5})
-        second.finish("FINISHED")
-    assert history(tracker, first.run_id, "loss") == [(1, 1.0)]
-    assert tracker.connection.client.get_run(first.run_id).data.tags["metrics.not_sent"] == "1"
-
-
 def test_a_call_that_failed_after_it_had_written_is_not_repeated(
-    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, failures = tracker.connection.client.log_batch, [ConnectionError("the answer is lost")]
 
-    def lossy(run_id: str, metrics: list[Metric]) -> None:
-        send(run_id, metrics=[Metric(m.key, m.value, m.timestamp + 1, m.step) for m in metrics])
-        if failures:
+    def lossy(run_id: str, metrics: list[Metric] = (), **rest: Any) -> None:  # type: ignore[assignment]
+        send(run_id, metrics=[Metric(m.key, m.value, m.timestamp + 1, m.step) for m in metrics], **rest)
+        if failures and metrics:
             raise failures.pop()
 
-    stage = start(tracker, "sft", tmp_path / "work")
+    stage = start(tracker, "sft")
     monkeypatch.setattr(tracker.connection.client, "log_batch", lossy)
     stage.metrics(1, {"loss": 1.0})
-    stage.finish("FINISHED")
+    publish(tracker, stage)
+    settle(tracker)
     assert failures == []
     assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
 
 
-def test_a_run_deleted_in_mlflow_is_not_taken_up(tracker: Tracker, tmp_path: Path) -> None:
-    first = start(tracker, "sft", tmp_path / "work")
-    first.metrics(1, {"loss": 1.0})
-    first.finish("KILLED")
-    tracker.connection.client.delete_run(first.run_id)
-    second = start(tracker, "sft", tmp_path / "work")
-    second.finish("FINISHED")
-    assert second.run_id != first.run_id
-    assert history(tracker, second.run_id, "loss") == [(1, 1.0)]
+def test_a_created_run_whose_answer_is_lost_is_not_made_twice(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, failures = tracker.connection.client.create_run, [ConnectionError("the answer is lost")]
+
+    def lossy(*args: Any, **rest: Any) -> Any:
+        made = create(*args, **rest)
+        if failures:
+            raise failures.pop()
+        return made
+
+    monkeypatch.setattr(tracker.connection.client, "create_run", lossy)
+    publish(tracker, start(tracker, "sft"))
+    settle(tracker)
+    assert failures == []
+    assert by_stage(tracker)["sft"] == ["FINISHED"]
+
+
+def test_an_outage_loses_nothing_and_stalls_nothing(
+    tracker: Tracker, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(lambda: bool(tracker.run_id))
+    outage = Outage(tracker, monkeypatch)
+    stage = start(tracker, "sft")
+    for step in range(1, 1001):
+        stage.metrics(step, {"loss": 1 / step})
+    stage.table("samples", [{"a": 1}])
+    stage.summary({"final": 1.0})
+    publish(tracker, stage)
+    until(lambda: bool(told))
+    assert "MLflow does not answer, and the run goes on without" in told[0]
+    assert stage.run_id == ""
+    assert tracker.store.manifest("sft", F).run_id is None
+    outage.on = False
+    settle(tracker)
+    run = client(tracker).get_run(stage.run_id)
+    assert (run.info.status, run.data.metrics["final"]) == ("FINISHED", 1.0)
+    assert run.info.end_time == stage.evidence.state.ended
+    assert len(history(tracker, stage.run_id, "loss")) == 1000
+    assert {file.path for file in client(tracker).list_artifacts(stage.run_id)} == {"settings.json", "tables"}
+    assert tracker.store.manifest("sft", F).run_id == stage.run_id
+    assert told[1:] == ["MLflow answers again; what it missed has been sent"]
+
+
+def test_what_is_left_at_the_end_is_sent_at_the_next_start(
+    settings: ExperimentSettings, tracker: Tracker, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = start(tracker, "sft")
+    stage.metrics(1, {"loss": 1.0})
+    until(lambda: bool(stage.run_id) and bool(history(tracker, stage.run_id, "loss")))
+    outage = Outage(tracker, monkeypatch)
+    stage.metrics(2, {"loss": 0.5})
+    publish(tracker, stage)
+    monkeypatch.setitem(sys.modules["pipelines.tracking.tracker"].PATIENCE, "FINISHED", 0.2)
+    tracker.finish("FINISHED")
+    assert "MLflow has not got everything of 2 runs" in told[-1]
+    assert outage.calls > 0
+    assert by_stage(tracker) == {"sft": ["RUNNING"], "": ["RUNNING"]}
+    die(tracker, monkeypatch)
+    later = Tracker.open(settings, no_warning, quiet)
+    settle(later)
+    later.mirror.stop(0.0)
+    assert history(tracker, stage.run_id, "loss") == [(1, 1.0), (2, 0.5)]
+    assert by_stage(tracker) == {"sft": ["FINISHED"], "": ["FINISHED"]}
+    assert list((tracker.store.root / "tracking").iterdir()) == []
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_dead_process_leaves_finished_what_it_published_and_killed_what_it_did_not(
+    settings: ExperimentSettings, tracker: Tracker, published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = start(tracker, "sft")
+    stage.metrics(1, {"loss": 1.0})
+    until(lambda: bool(stage.run_id))
+    if published:
+        with monkeypatch.context() as patch:  # killed right after the rename
+            patch.setattr(stage, "finish", lambda *_, **__: None)
+            publish(tracker, stage)
+    die(tracker, monkeypatch)
+    later = Tracker.open(settings, no_warning, quiet)
+    settle(later)
+    later.mirror.stop(0.0)
+    assert by_stage(tracker) == {"sft": ["FINISHED" if published else "KILLED"], "": ["KILLED"]}
+    assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
+
+
+def test_a_run_deleted_while_it_runs_is_restored_and_said(tracker: Tracker, told: list[str]) -> None:
+    stage = start(tracker, "sft")
+    stage.metrics(1, {"loss": 1.0})
+    until(lambda: bool(stage.run_id) and bool(history(tracker, stage.run_id, "loss")))
+    client(tracker).delete_run(stage.run_id)
+    stage.metrics(2, {"loss": 2.0})
+    publish(tracker, stage)
+    settle(tracker)
+    run = client(tracker).get_run(stage.run_id)
+    assert (run.info.lifecycle_stage, run.info.status) == ("active", "FINISHED")
+    assert history(tracker, stage.run_id, "loss") == [(1, 1.0), (2, 2.0)]
+    assert told == [f"the run of sft ({stage.run_id}) had been deleted in MLflow, and was restored"]
+
+
+def test_an_experiment_deleted_while_it_is_used_is_restored_and_said(tracker: Tracker, told: list[str]) -> None:
+    stage = start(tracker, "sft")
+    until(lambda: bool(stage.run_id))
+    client(tracker).delete_experiment(tracker.connection.experiment_id)
+    stage.metrics(1, {"loss": 1.0})
+    publish(tracker, stage)
+    settle(tracker)
+    assert by_stage(tracker) == {"sft": ["FINISHED"], "": ["RUNNING"]}
+    assert any("experiment 'trial' had been deleted" in text for text in told)
+
+
+def test_an_experiment_deleted_between_runs_is_restored(settings: ExperimentSettings, tracker: Tracker) -> None:
+    client(tracker).delete_experiment(tracker.connection.experiment_id)
+    told: list[str] = []
+    Tracker.open(settings, told.append, quiet).mirror.stop(0.0)
+    assert told == ["the experiment 'trial' had been deleted in MLflow, and was restored with its runs"]
+
+
+def remove_for_good(tracker: Tracker, run_id: str) -> None:
+    """What `mlflow gc` does."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    client(tracker).delete_run(run_id)
+    SqlAlchemyStore(tracker.connection.uri, str(tracker.store.root / "artifacts"))._hard_delete_run(run_id)
+
+
+@pytest.mark.parametrize("gone", ["deleted", "removed", "there"])
+def test_the_run_of_a_reused_stage_is_brought_back(
+    settings: ExperimentSettings, tracker: Tracker, told: list[str], gone: str
+) -> None:
+    stage = start(tracker, "sft")
+    stage.metrics(1, {"loss": 1.0})
+    stage.table("samples", [{"a": 1}])
+    publish(tracker, stage)
+    settle(tracker)
+    tracker.finish("FINISHED")
+    if gone == "deleted":
+        client(tracker).delete_run(stage.run_id)
+    elif gone == "removed":
+        remove_for_good(tracker, stage.run_id)
+    later = again(settings, told)
+    later.reused(later.store.manifest("sft", F))
+    settle(later)
+    later.finish("FINISHED")
+    run_id = tracker.store.manifest("sft", F).run_id
+    run = client(tracker).get_run(run_id)
+    assert (run.info.status, run.info.lifecycle_stage) == ("FINISHED", "active")
+    assert (run_id == stage.run_id) == (gone != "removed")
+    assert history(tracker, run_id, "loss") == [(1, 1.0)]
+    assert {file.path for file in client(tracker).list_artifacts(run_id)} == {"settings.json", "tables"}
+    assert client(tracker).get_run(later.run_id).data.tags["reused.sft"] == run_id
+    said = {"deleted": ["and was restored"], "removed": ["logged again from the store"], "there": []}
+    assert [any(text in line for line in told) for text in said[gone]] == [True] * len(told)
+
+
+def test_a_run_removed_for_good_while_it_runs_is_logged_again(tracker: Tracker, told: list[str]) -> None:
+    stage = start(tracker, "sft")
+    stage.metrics(1, {"loss": 1.0})
+    until(lambda: bool(stage.run_id) and bool(history(tracker, stage.run_id, "loss")))
+    first = stage.run_id
+    remove_for_good(tracker, first)
+    stage.metrics(2, {"loss": 2.0})
+    publish(tracker, stage)
+    settle(tracker)
+    assert stage.run_id != first
+    assert history(tracker, stage.run_id, "loss") == [(1, 1.0), (2, 2.0)]
+    assert client(tracker).get_run(stage.run_id).data.params["sft.epochs"] == "2.0"
+    assert told == [f"the run of sft ({first}) had been removed from MLflow for good, and is logged again"]
+
+
+def test_what_mlflow_refuses_is_told_and_the_rest_goes_on(
+    tracker: Tracker, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MlflowException("too long\nfor us", error_code=1000)  # INVALID_PARAMETER_VALUE
+
+    stage = start(tracker, "sft")
+    until(lambda: bool(stage.run_id))
+    monkeypatch.setattr(tracker.connection.client, "log_artifact", refuse)
+    stage.table("samples", [{"a": 1}])
+    publish(tracker, stage)
+    settle(tracker)
+    assert client(tracker).get_run(stage.run_id).info.status == "FINISHED"
+    assert "MLflow refused to log tables/samples.json of sft: too long" in told
 
 
 def test_the_later_line_of_a_step_wins(tmp_path: Path) -> None:
@@ -220,179 +395,55 @@ def test_the_later_line_of_a_step_wins(tmp_path: Path) -> None:
     assert read_journal(journal.path) == [Line(1, {"a": 3.0, "b": math.inf}, 30), Line(2, {"a": 2.0}, 20)]
 
 
-def test_infinite_metrics_are_sent_as_nan(tracker: Tracker, tmp_path: Path) -> None:
-    stage = start(tracker, "sft", tmp_path / "work")
+def test_infinite_metrics_are_sent_as_nan(tracker: Tracker) -> None:
+    stage = start(tracker, "sft")
     stage.metrics(1, {"loss": math.inf})
-    stage.finish("FINISHED")
+    publish(tracker, stage)
+    settle(tracker)
     assert math.isnan(history(tracker, stage.run_id, "loss")[0][1])
-
-
-def test_a_failing_mlflow_never_fails_the_training(
-    tracker: Tracker, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = start(tracker, "sft", tmp_path / "work")
-
-    def away(*_: object, **__: object) -> None:
-        raise ConnectionError("the server is away")
-
-    for name in ("log_batch", "log_text", "set_tag", "log_figure", "create_logged_model"):
-        monkeypatch.setattr(tracker.connection.client, name, away)
-    for step in range(1000):
-        stage.metrics(step, {"loss": 1.0})
-    stage.table("samples", [{"a": 1}])
-    assert stage.model(tmp_path, tmp_path, {}, {}, copy=True, name="m") is None
-    stage.finish("FINISHED")
-    assert len(warnings) == 1
-    assert "the server is away" in warnings[0]
-    assert len(read_journal(tmp_path / "work" / "metrics.jsonl")) == 1000
 
 
 def test_mlflow_that_cannot_be_opened_is_one_clear_error(settings: ExperimentSettings, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     tracking = settings.tracking.model_copy(update={"uri": f"sqlite:///{tmp_path}/file/mlflow.db"})
     with pytest.raises(TrackingError, match=r"file/mlflow\.db cannot be used: .* tracking\.uri"):
-        Tracker.open(settings.model_copy(update={"tracking": tracking}), pytest.fail)
+        Tracker.open(settings.model_copy(update={"tracking": tracking}), no_warning, quiet)
 
 
 def test_runs_of_dead_processes_are_ended(settings: ExperimentSettings, tracker: Tracker) -> None:
-    client = tracker.connection.client
+    until(lambda: bool(tracker.run_id))
+    api = client(tracker)
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     tags = {**processes.identity(), "process.pid": str(child.pid)}
     child.wait()
-    dead = client.create_run(tracker.connection.experiment_id, tags=tags).info.run_id
-    foreign = client.create_run(
-        tracker.connection.experiment_id, tags={**tags, "process.host": "elsewhere"}
-    ).info.run_id
-    recycled = client.create_run(
-        tracker.connection.experiment_id, tags={**processes.identity(), "process.start": "before"}
-    ).info.run_id
-    Tracker.open(settings, pytest.fail)
-    status = {run_id: client.get_run(run_id).info.status for run_id in (dead, foreign, recycled, tracker.run_id)}
+    experiment = tracker.connection.experiment_id
+    dead = api.create_run(experiment, tags=tags).info.run_id
+    foreign = api.create_run(experiment, tags={**tags, "process.host": "elsewhere"}).info.run_id
+    recycled = api.create_run(experiment, tags={**processes.identity(), "process.start": "before"}).info.run_id
+    Tracker.open(settings, no_warning, quiet).mirror.stop(0.0)
+    status = {run_id: api.get_run(run_id).info.status for run_id in (dead, foreign, recycled, tracker.run_id)}
     assert status == {dead: "KILLED", foreign: "RUNNING", recycled: "KILLED", tracker.run_id: "RUNNING"}
 
 
-def test_a_foreign_active_run_is_left_alone(tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_active_run_is_left_alone(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
-    stage = start(tracker, "sft", tmp_path / "work")
+    stage = start(tracker, "sft")
     stage.metrics(1, {"loss": 1.0})
-    stage.finish("FINISHED")
+    publish(tracker, stage)
+    settle(tracker)
     assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
     assert os.environ["MLFLOW_RUN_ID"] == "0" * 32
 
 
-def write_data(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    names = [f"{kind}-{split}" for kind in ("prompts", "demonstrations", "preferences") for split in ("train", "test")]
-    tables = {name: {"rows": 10, "sha256": format(index, "x") * 64} for index, name in enumerate(names)}
-    (folder / "dataset.json").write_text(json.dumps({"source": "synthetic", "tables": tables}))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("stage", "names"),
-    [
-        ("sft", ["demonstrations-train"]),
-        ("reward_model", ["preferences-train"]),
-        ("policy", ["prompts-train"]),
-        ("evaluation", ["prompts-test"]),
-    ],
-)
-def test_a_stage_is_linked_to_the_tables_it_reads(stage: str, names: list[str], tmp_path: Path) -> None:
-    inputs = dataset_inputs(stage, write_data(tmp_path / "data"), tmp_path / "stored")
-    assert [each.dataset.name for each in inputs] == names
-    assert [each.tags[0].value for each in inputs] == [names[0].rsplit("-")[-1]]
-    assert len(inputs[0].dataset.digest) == 32
-
-
-def write_model(folder: Path, head: str = "ForCausalLM") -> Path:
-    """A tiny random model with a tokenizer of a few words, without any network."""
-    import torch
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {"<pad>": 0, "<eos>": 1, "once": 2, "upon": 3, "a": 4, "time": 5}
-    core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
-    config = transformers.GPTNeoXConfig(
-        vocab_size=6, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        max_position_embeddings=32, num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=1,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    getattr(transformers, "GPTNeoX" + head)(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_a_model_loads_with_transformers_and_with_mlflow(tracker: Tracker, tmp_path: Path) -> None:
-    import mlflow
-    import transformers
-
-    directory = write_model(tmp_path / "work" / "model")
-    stage = start(tracker, "sft", tmp_path / "work")
-    started = time.monotonic()
-    model = stage.model(directory, tmp_path, {}, {"from.data": "d" * 32}, copy=True, name="trial-sft")
-    assert time.monotonic() - started < 2.0
-    stage.finish("FINISHED")
-    assert model is not None
-    client = tracker.connection.client
-    folder = Path(client.get_logged_model(model.model_id).artifact_location.removeprefix("file://"))
-    plain = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
-    ids = tokenizer("once upon a time", return_tensors="pt").input_ids
-    assert ids.tolist() == [[2, 3, 4, 5]]
-    mlflow.set_tracking_uri(tracker.connection.uri)
-    try:
-        pipeline = mlflow.transformers.load_model("models:/trial-sft/1")
-    finally:
-        mlflow.set_tracking_uri(None)
-        os.environ.pop("MLFLOW_TRACKING_URI", None)
-    assert pipeline.tokenizer("once upon a time").input_ids == ids[0].tolist()
-    assert pipeline.model(ids).logits.equal(plain(ids).logits)
-    version = client.get_model_version("trial-sft", "1")
-    assert version.tags["from.data"] == "d" * 32
-    assert version.run_id == stage.run_id
-    assert model_of(client, stage.run_id) == ModelReference(model.model_id, "trial-sft", "1")
-
-
-def test_a_policy_names_the_versions_it_was_made_from(tracker: Tracker, tmp_path: Path) -> None:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text('{"architectures": ["GPTNeoXForCausalLM"], "dtype": "float32"}')
-    data = write_data(tmp_path / "data")
-    upstream = {}
-    for name in ("sft", "reward_model"):
-        stage = start(tracker, name, tmp_path / name)
-        stage.model(directory, tmp_path, {}, {}, copy=True, name=f"trial-{name}" if name == "sft" else None)
-        stage.finish("FINISHED")
-        upstream[name] = stage.run_id
-    policy = start(tracker, "policy", tmp_path / "policy")
-    policy.lineage(data, upstream)
-    policy.model(directory, tmp_path, upstream, {}, copy=True, name="trial-policy")
-    policy.finish("FINISHED")
-    client = tracker.connection.client
-    models = {name: model_of(client, run_id) for name, run_id in upstream.items()}
-    tags = client.get_model_version("trial-policy", "1").tags
-    assert (tags["from.sft"], tags["from.reward_model"]) == ("trial-sft/1", models["reward_model"].model_id)
-    run = client.get_run(policy.run_id)
-    assert {model.model_id for model in run.inputs.model_inputs} == {model.model_id for model in models.values()}
-    assert [each.dataset.name for each in run.inputs.dataset_inputs] == ["prompts-train"]
-
-
-def test_a_pointer_holds_no_weights(tracker: Tracker, tmp_path: Path) -> None:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "model.safetensors").write_bytes(b"weights")
-    stage = start(tracker, "sft", tmp_path / "work")
-    model = stage.model(directory, tmp_path / "store" / "model", {}, {}, copy=False, name="trial-sft")
-    stage.finish("FINISHED")
-    assert model is not None
-    logged = tracker.connection.client.get_logged_model(model.model_id)
-    folder = Path(logged.artifact_location.removeprefix("file://"))
-    assert [file.name for file in folder.rglob("*")] == ["MLmodel"]
-    assert logged.tags["store.path"] == str(tmp_path / "store" / "model")
-
-
-def test_names_that_mlflow_refuses_are_changed() -> None:
+def test_names_that_mlflow_refuses_are_changed_and_stay_apart() -> None:
     assert safe_key("kl@k=4 [a]") == "kl_k_4 _a_"
     assert flatten({"a": {"b": 1e-5, "c": {}}, "d": None}) == {"a.b": "1e-05", "a.c": "{}", "d": "null"}
+    names = Names()
+    first, second = names.safe("kl[a]"), names.safe("kl(a)")
+    assert first == "kl_a_"
+    assert second.startswith("kl_a__")
+    assert second != first
+    assert (names.safe("kl[a]"), names.safe("kl(a)")) == (first, second)
+    long = [names.safe("x" * 300), names.safe("x" * 299 + "y")]
+    assert len({*long}) == 2
+    assert max(map(len, long)) <= 250

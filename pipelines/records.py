@@ -1,0 +1,123 @@
+"""The pipeline runs of a run root: what was typed, what became of it. Read without MLflow, in no time."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipelines.config_errors import ConfigError, nearest
+from pipelines.evidence import FINISHED, KILLED, RECORDS, RUNNING, SETTINGS, Evidence, RunState
+from pipelines.plan import Selection
+from pipelines.processes import is_dead
+from rloo_core.settings import ExperimentSettings
+
+
+@dataclass(frozen=True)
+class Record:
+    """One pipeline run."""
+
+    name: str
+    evidence: Evidence
+
+    @property
+    def state(self) -> RunState:
+        """What `run.json` says."""
+        return self.evidence.state
+
+    @property
+    def status(self) -> str:
+        """RUNNING, FINISHED, FAILED or KILLED; KILLED where the process has died without a word."""
+        dead = self.state.status == RUNNING and is_dead(self.state.process)
+        return KILLED if dead else self.state.status
+
+    @property
+    def overrides(self) -> list[str]:
+        """What was typed."""
+        return list(self.state.typed.get("overrides", []))
+
+    @property
+    def selection(self) -> Selection:
+        """Which stages were wanted."""
+        typed = self.state.typed.get("selection", {})
+        return Selection(
+            tuple(typed.get("only", ())), typed.get("from_stage"), typed.get("until"), tuple(typed.get("force", ()))
+        )
+
+    def settings(self, root: Path) -> ExperimentSettings:
+        """The settings of the run, wherever the run root is now.
+
+        Raises:
+            ConfigError: If they are no settings of this version.
+        """
+        try:
+            values = json.loads(self.evidence.read(SETTINGS))
+            values["paths"]["root"] = str(root)
+            return ExperimentSettings(**values)
+        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+            raise ConfigError(
+                f"the settings of {self.name} are not those of this version of rloo ({str(error).splitlines()[0]}); "
+                f"start anew: rloo run {' '.join(self.overrides)}"
+            ) from None
+
+
+def records(root: Path) -> list[Record]:
+    """All pipeline runs of a run root, the newest first."""
+    return sorted(_records(root), key=lambda record: record.state.started, reverse=True)
+
+
+def _records(root: Path) -> Iterator[Record]:
+    for directory in (root / RECORDS).glob("*"):
+        evidence = Evidence.load(root, directory)
+        if evidence is not None:
+            yield Record(directory.name, evidence)
+
+
+def find_record(root: Path, name: str) -> Record:
+    """The run of that name: its own, its MLflow run id, or the beginning of one of them; `last` is the newest.
+
+    Raises:
+        ConfigError: If there is none, or several.
+    """
+    every = records(root)
+    if name == "last" and every:
+        return every[0]
+    found = [record for record in every if record.name.startswith(name) or record.state.run_id.startswith(name)]
+    exact = [record for record in found if name in (record.name, record.state.run_id)]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    names = [record.name for record in (found or every)]
+    if found:
+        raise ConfigError(f"{name} may be {', '.join(names)}; write more of it")
+    raise ConfigError(f"there is no run {name} in {root}{nearest(name, names)}; `rloo runs` lists them")
+
+
+def to_resume(root: Path, name: str) -> Record:
+    """The run to go on with.
+
+    Raises:
+        ConfigError: If there is no such run, it is still running, or it has nothing left to do.
+    """
+    record = find_record(root, name)
+    if record.status == RUNNING:
+        process = record.state.process
+        raise ConfigError(
+            f"{record.name} is still running (process {process.get('process.pid')} on {process.get('process.host')}); "
+            f"stop it first, or wait for it"
+        )
+    if record.status == FINISHED:
+        raise ConfigError(f"{record.name} has finished; run it again with: rloo run {' '.join(record.overrides)}")
+    return record
+
+
+def of_flow_run(root: Path, flow_run: str) -> Record | None:
+    """The record of an earlier attempt at a Prefect flow run, which is retried."""
+    if not flow_run:
+        return None
+    return next((record for record in records(root) if record.state.typed.get("flow_run") == flow_run), None)
+
+
+def without_force(selection: Selection) -> Selection:
+    """What is left of a selection once its forced stages have run: resuming does not force them again."""
+    return replace(selection, force=())
