@@ -242,7 +242,7 @@ def test_an_outage_loses_nothing_and_stalls_nothing(
     assert len(history(tracker, stage.run_id, "loss")) == 1000
     assert {file.path for file in client(tracker).list_artifacts(stage.run_id)} == {"settings.json", "tables"}
     assert tracker.store.manifest("sft", F).run_id == stage.run_id
-    assert told[1:] == ["MLflow answers again; what it missed has been sent"]
+    until(lambda: told[1:] == ["MLflow answers again; what it missed has been sent"])
 
 
 def test_what_is_left_at_the_end_is_sent_at_the_next_start(
