@@ -1,4 +1,4 @@
-"""The command line: `rloo run | plan | config | ui`, each with Hydra overrides as plain arguments.
+"""The command line: `rloo run | plan | config | ui | runs | …`, each with Hydra overrides as plain arguments.
 
 Heavy libraries are imported by the commands that need them, so that help and plans come at once.
 """
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pipelines import cli_runs
 from pipelines.config_errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from pipelines.plan import PlannedStage, Selection
+    from pipelines.records import Record
     from rloo_core.settings import ExperimentSettings
 
 WOULD_RUN = 3  # exit code of `rloo plan` when something would run
@@ -67,6 +69,9 @@ Force = Annotated[
 ]
 
 
+app.add_typer(cli_runs.commands)
+
+
 @app.callback(invoke_without_command=True)
 def root(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
@@ -86,6 +91,12 @@ def run(
     no_prefect: Annotated[
         bool, typer.Option("--no-prefect", help="Run the same stages without Prefect (starts a few seconds faster).")
     ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Go on with a run that failed or was killed; see `rloo runs`, or `last`."
+        ),
+    ] = None,
 ) -> None:
     """Run the pipeline; finished stages with the same settings, data and code are reused.
 
@@ -98,18 +109,22 @@ def run(
     - `rloo run algorithm.kl_coef=0.3` runs the policy and the evaluation again, nothing else
     - `rloo run --until reward_model` stops there
     - `rloo run --force sft` trains SFT again, and what depends on it if it comes out different
+    - `rloo run --resume last` goes on with the newest run, as it was typed
     - `rloo run experiment=hh_stories data.path=HH_FILES model.path=MODEL` real data, real model
     """
-    with _explained():
-        settings = _settings(overrides)
+    with explained():
+        settings = settings_of(overrides)
         selection = _selection(only, from_stage, until, force)
+        record = None
+        if resume is not None:
+            settings, overrides, selection, record = _resumed(resume, settings, overrides or [], selection)
         from pipelines.plan import make_plan
         from pipelines.store import Store
 
         make_plan(settings, Store(settings.paths.root), selection, overrides or [])  # refuse before any work
         from pipelines.runner import run_pipeline
 
-        code = run_pipeline(settings, list(overrides or []), selection, not no_prefect)
+        code = run_pipeline(settings, list(overrides or []), selection, not no_prefect, resume=record)
     raise typer.Exit(code)
 
 
@@ -133,11 +148,11 @@ def plan(
     - `rloo plan algorithm.kl_coef=0.3`
     - `rloo plan experiment=tiny --force sft --json`
     """
-    with _explained():
+    with explained():
         from pipelines.plan import make_plan
         from pipelines.store import Store
 
-        settings = _settings(overrides)
+        settings = settings_of(overrides)
         selection = _selection(only, from_stage, until, force)
         planned = make_plan(settings, Store(settings.paths.root), selection, overrides or [], verify)
     if as_json:
@@ -157,10 +172,10 @@ def config(overrides: Overrides = None) -> None:
     - `rloo config experiment=tldr_pythia_6.9b`
     - `rloo config experiment=tiny algorithm.group_size=2 > settings.yaml`
     """
-    with _explained():
+    with explained():
         from pipelines.config import to_yaml
 
-        typer.echo(to_yaml(_settings(overrides)), nl=False)
+        typer.echo(to_yaml(settings_of(overrides)), nl=False)
 
 
 @app.command(context_settings=SETTINGS)
@@ -175,8 +190,8 @@ def ui(
     - `rloo ui`
     - `rloo ui paths.root=/data/runs --port 5001`
     """
-    with _explained():
-        settings = _settings(overrides)
+    with explained():
+        settings = settings_of(overrides)
         from pipelines.ui import start_server
 
         start_server(settings, port, typer.echo)
@@ -188,11 +203,40 @@ def main() -> None:
     app(prog_name="rloo")
 
 
-def _settings(overrides: list[str] | None) -> "ExperimentSettings":
+def settings_of(overrides: list[str] | None) -> "ExperimentSettings":
+    """The settings that a person typed.
+
+    Raises:
+        ConfigError: If they are wrong, or an option is.
+    """
     _refuse_unknown_options(overrides or [])
     from pipelines.config import load_settings
 
     return load_settings(overrides or [])
+
+
+def _resumed(
+    name: str, settings: "ExperimentSettings", overrides: list[str], selection: "Selection"
+) -> "tuple[ExperimentSettings, list[str], Selection, Record]":
+    """Everything as it was typed for the run that is to go on; only where it lies may be said.
+
+    Raises:
+        ConfigError: If anything else is said, or the run cannot go on.
+    """
+    from pipelines.plan import Selection
+    from pipelines.records import left_of, to_resume
+    from pipelines.store import Store
+
+    others = [text for text in overrides if not text.startswith("paths.root=")]
+    if others or selection != Selection():
+        said = " ".join([*others, str(selection)]).strip() or "--force"
+        raise ConfigError(
+            f"--resume {name} goes on with what was typed then, so it does not go with {said}; "
+            f"leave that out, or start a new run without --resume"
+        )
+    root = Path(settings.paths.root)
+    record = to_resume(root, name)
+    return record.settings(root), record.overrides, left_of(record, Store(root)), record
 
 
 def _refuse_unknown_options(overrides: list[str]) -> None:
@@ -207,7 +251,7 @@ def _unknown_option(text: str) -> str:
     name = text.partition("=")[0].lstrip("-")
     if name in known_keys() or name in group_options():
         return f"{text}: settings have no dashes: {text.lstrip('-') if '=' in text else name + '=...'}"
-    options = ("--only", "--from", "--until", "--force", "--no-prefect", "--json", "--verify", "--port", "--help")
+    options = ("--only", "--from", "--until", "--force", "--no-prefect", "--resume", "--json", "--verify", "--port")
     return f"{text} is no option of this command{nearest(f'--{name}', options) or '; see --help'}"
 
 
@@ -220,8 +264,8 @@ def _selection(
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Wrong settings are told in a few lines on stderr, without a traceback."""
+def explained() -> Iterator[None]:
+    """Within this block, wrong settings are told in a few lines on stderr, without a traceback."""
     try:
         yield
     except ConfigError as error:

@@ -122,7 +122,7 @@ class Executor:
     def _compute(self, planned: PlannedStage) -> Outcome:
         name, fingerprint = planned.name, planned.fingerprint
         assert fingerprint is not None
-        if planned.reason == "forced":
+        if planned.reason == "forced" and not self.tracker.began(self.store.work(name, fingerprint)):
             self.store.discard_work(name, fingerprint)
         work = self.store.work(name, fingerprint)
         settings = STAGES[name].settings(self.settings).model_dump(mode="json")

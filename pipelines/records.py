@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pipelines.config_errors import ConfigError, nearest
 from pipelines.evidence import FINISHED, KILLED, RECORDS, RUNNING, SETTINGS, Evidence, RunState
 from pipelines.plan import Selection
 from pipelines.processes import is_dead
+from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
 
 
@@ -118,6 +120,11 @@ def of_flow_run(root: Path, flow_run: str) -> Record | None:
     return next((record for record in records(root) if record.state.typed.get("flow_run") == flow_run), None)
 
 
-def without_force(selection: Selection) -> Selection:
-    """What is left of a selection once its forced stages have run: resuming does not force them again."""
-    return replace(selection, force=())
+def left_of(record: Record, store: Store) -> Selection:
+    """The selection of a run that goes on: what it forced and has made anew since its start is not forced again."""
+    started = datetime.fromtimestamp(record.state.started / 1000, UTC)
+    typed = record.selection
+    notes = {note["stage"]: note["fingerprint"] for note in record.state.notes}
+    made = {stage: store.manifest(stage, fingerprint) for stage, fingerprint in notes.items()}
+    done = {stage for stage, m in made.items() if m is not None and datetime.fromisoformat(m.created) > started}
+    return replace(typed, force=tuple(stage for stage in typed.force if stage not in done))

@@ -113,6 +113,11 @@ class Tracker:
         self._state.tags[key] = value
         self._changed()
 
+    def began(self, work: Path) -> bool:
+        """Whether what lies in a stage's work directory is of this very run, which goes on."""
+        evidence = self.mirror.evidence(work / LOGS)
+        return evidence is not None and evidence.state.parent == self._state.key
+
     def start_stage(
         self, stage: str, fingerprint: str, settings: Mapping[str, object], work: Path, inputs: Mapping[str, str]
     ) -> StageRun:

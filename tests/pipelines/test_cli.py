@@ -29,7 +29,7 @@ def calls(monkeypatch):
     """A runner that only notes what it is asked to do."""
     noted = []
 
-    def run_pipeline(*arguments):
+    def run_pipeline(*arguments, resume=None):
         noted.append(arguments)
         return 7
 

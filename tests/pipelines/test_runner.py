@@ -18,10 +18,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from rich.console import Console as RichConsole
 
-from pipelines import runner
+from pipelines import processes, runner
 from pipelines.config import load_settings
+from pipelines.config_errors import ConfigError
 from pipelines.console import Console
 from pipelines.plan import Selection
+from pipelines.records import Record, find_record, left_of, records, to_resume
+from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 from tests.pipelines import fake_stages
@@ -41,12 +44,14 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_mlflow: Path
     fake_stages.trouble.clear()
 
 
-def run(settings: ExperimentSettings, selection: Selection | None = None, **changes: Any) -> tuple[int, str]:
+def run(
+    settings: ExperimentSettings, selection: Selection | None = None, resume: Record | None = None, **changes: Any
+) -> tuple[int, str]:
     """Run without Prefect; exit code and what was printed."""
     rich = RichConsole(file=io.StringIO(), width=200)
     changed = settings.model_copy(update=changes)
     code = runner.run_pipeline(
-        changed, ["experiment=tiny"], selection or Selection(), use_prefect=False, console=Console(rich)
+        changed, ["experiment=tiny"], selection or Selection(), False, console=Console(rich), resume=resume
     )
     return code, rich.file.getvalue()  # type: ignore[attr-defined]
 
@@ -192,6 +197,68 @@ def test_after_an_error_the_stage_goes_on_and_every_step_appears_once(settings: 
     uri = f"sqlite:///{settings.paths.root}/mlflow.db"
     history = MlflowClient(uri, uri).get_metric_history(sft.info.run_id, "loss/mean")
     assert sorted(metric.step for metric in history) == list(range(1, fake_stages.STEPS + 1))
+
+
+def test_resuming_goes_on_under_the_same_parent(settings: ExperimentSettings) -> None:
+    root = Path(settings.paths.root)
+    fake_stages.trouble["reward_model"] = ValueError("once")
+    assert run(settings, Selection(until="policy"))[0] == 1
+    fake_stages.trouble.clear()
+    record = to_resume(root, "last")
+    assert (record.status, record.selection) == ("FAILED", Selection(until="policy"))
+    assert record.settings(root) == settings
+    assert run(settings, record.selection, resume=record)[0] == 0
+    assert fake_stages.calls == ["data", "sft", "reward_model", "reward_model", "policy"]
+    (parent,), stages = runs(settings)
+    assert (parent.info.status, parent.data.tags["attempt"]) == ("FINISHED", "2")
+    assert {r.data.tags["mlflow.parentRunId"] for each in stages.values() for r in each} == {parent.info.run_id}
+    assert [r.info.status for r in stages["reward_model"]] == ["FINISHED"]
+    assert [record.status for record in records(root)] == ["FINISHED"]
+    with pytest.raises(ConfigError, match="has finished; run it again with: rloo run experiment=tiny"):
+        to_resume(root, record.name)
+
+
+def test_resuming_forces_what_has_not_been_made_anew_and_keeps_its_checkpoint(settings: ExperimentSettings) -> None:
+    root = Path(settings.paths.root)
+    assert run(settings)[0] == 0
+    fake_stages.calls.clear()
+    fake_stages.trouble["reward_model"] = ValueError("once")
+    assert run(settings, Selection(force=("sft", "reward_model")))[0] == 1
+    fake_stages.trouble.clear()
+    record = to_resume(root, "last")
+    left = left_of(record, Store(root))
+    assert left == Selection(force=("reward_model",))
+    assert run(settings, left, resume=record)[0] == 0
+    assert fake_stages.calls == ["sft", "reward_model", "reward_model"]
+    newest = runs(settings)[1]["reward_model"][0]
+    assert (newest.info.status, newest.data.tags["attempt"]) == ("FINISHED", "2")  # it went on, it did not start anew
+
+
+def test_runs_are_listed_and_found_by_the_beginning_of_their_names(settings: ExperimentSettings) -> None:
+    root = Path(settings.paths.root)
+    for _ in range(2):
+        run(settings, Selection(until="data"))
+    newest, oldest = records(root)
+    assert find_record(root, "last").name == newest.name
+    assert find_record(root, oldest.name).name == oldest.name
+    assert find_record(root, oldest.state.run_id[:12]).name == oldest.name
+    assert [note["action"] for record in (oldest, newest) for note in record.state.notes] == ["run", "reused"]
+    with pytest.raises(ConfigError, match=r"may be .*; write more of it"):
+        find_record(root, oldest.name[:4])
+    with pytest.raises(ConfigError, match="there is no run nonsense in"):
+        find_record(root, "nonsense")
+
+
+def test_a_run_whose_process_died_counts_as_killed(settings: ExperimentSettings) -> None:
+    root = Path(settings.paths.root)
+    run(settings, Selection(until="data"))
+    (record,) = records(root)
+    record.state.status, record.state.process["process.pid"] = "RUNNING", "4194399"
+    assert record.status == "KILLED"
+    record.state.process = processes.identity()
+    record.evidence.save()
+    with pytest.raises(ConfigError, match="is still running"):
+        to_resume(root, "last")
 
 
 def test_ctrl_c_ends_the_runs_as_killed(settings: ExperimentSettings) -> None:
