@@ -36,7 +36,8 @@ def make_optimizer(parts: Iterable[Part], settings: TrainingSettings) -> AdamW:
 def make_schedule(optimizer: Optimizer, settings: TrainingSettings, updates: int) -> LRScheduler:
     """The learning rate over `updates` optimiser steps, after a warm-up over a fraction of them."""
     warmup = round(settings.warmup_fraction * updates)
-    schedule: LRScheduler = get_scheduler(settings.schedule, optimizer, warmup, updates)
+    name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule  # their "constant" has none
+    schedule: LRScheduler = get_scheduler(name, optimizer, warmup, updates)
     return schedule
 
 
