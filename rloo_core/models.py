@@ -95,14 +95,24 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def disable_dropout(model: PreTrainedModel) -> PreTrainedModel:
-    """Set every dropout probability to zero, so that log-probs of the same tokens are the same numbers."""
+    """Set every dropout probability to zero, so that log-probs of the same tokens are the same numbers.
+
+    Also in train mode, which gradient checkpointing asks for: OPT and Bloom keep probabilities as plain numbers,
+    Falcon reads its config. A model that is saved afterwards says in its config that it has no dropout.
+    """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout_p"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        _without_dropout(module)
+    _without_dropout(model.config)
     return model.eval()
+
+
+def _without_dropout(holder: object) -> None:
+    """Set the probabilities that are attributes to zero: `attention_dropout`, `attn_pdrop`, `layerdrop`, ..."""
+    for name, value in list(vars(holder).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(holder, name, 0.0)
 
 
 def add_lora(model: PreTrainedModel, lora: LoraSettings, seed: int, task: str | None = "CAUSAL_LM") -> Any:
