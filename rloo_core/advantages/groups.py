@@ -38,7 +38,7 @@ def leave_one_out(rewards: Tensor, scorable: Tensor | None = None) -> Tensor:
         Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740
     """
     scorable = _checked("leave_one_out", rewards, scorable)
-    counts = scorable.sum(dim=1, keepdim=True)
+    counts = scorable.sum(dim=1, keepdim=True).to(rewards.dtype)  # a quotient of whole numbers would be float32
     return masked_deviations(rewards, scorable, dim=1) * (counts / (counts - 1).clamp(min=1))
 
 
