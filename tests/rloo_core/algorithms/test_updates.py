@@ -1,0 +1,169 @@
+"""The updates of a step: how many, of which prompts, and what their losses are by definition."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from rloo_core.logprobs import reference_logprobs
+from tests.rloo_core.algorithms.building import gradient, online_method, rollout_of, take
+from tests.rloo_core.algorithms.composing import composed, distance, give, tiny_critic
+from tests.rloo_core.algorithms.ragged import COMPLETIONS, PROMPTS, REWARDS, alone, gradient_of, lines
+from tests.rloo_core.tiny import tiny_neox
+
+KL_COEF = 0.3
+
+
+def make(name, policy=None, reference=None, **changes):
+    policy = policy or tiny_neox().double()
+    settings = composed(name, **{"group_size": 2, "kl_coef": 0.0, "missing_eos_penalty": None} | changes)
+    critic = tiny_critic(policy) if settings.advantage == "gae" else None
+    known = reference_logprobs(reference, 1.0) if settings.kl_coef else None
+    return online_method(settings, policy, known, critic, prompts=PROMPTS)
+
+
+# Which prompts
+
+
+def places_of_updates(own, step=0):
+    """The prompts of each update."""
+    give(own, rollout_of(PROMPTS, COMPLETIONS, REWARDS))
+    seen = []
+    loss = own._micro_loss
+    own._micro_loss = lambda whole, experience, rows, over: (
+        seen[-1].extend(rows),
+        loss(whole, experience, rows, over),
+    )[1]
+    for update in own.updates(step):
+        seen.append([])
+        for part in update:
+            part()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("size", "epochs", "updates"), [(None, 1, 1), (8, 2, 2), (4, 1, 2), (4, 2, 4), (2, 3, 12), (None, 3, 3)]
+)
+@pytest.mark.parametrize("name", ["ppo", "rloo"])
+def test_every_prompt_is_used_once_an_epoch_by_policy_and_critic_alike(name, size, epochs, updates):
+    found = places_of_updates(make(name, step_batch_size=size, epochs_per_rollout=epochs))
+    assert len(found) == updates
+    assert {len(places) for places in found} == {4 * epochs // updates}
+    each = updates // epochs
+    for epoch in range(epochs):
+        uses = Counter(place for places in found[epoch * each : (epoch + 1) * each] for place in places)
+        assert uses == Counter(range(4))
+
+
+def test_the_order_is_another_one_in_every_epoch_and_step_and_the_same_when_asked_again():
+    def orders(step):
+        found = places_of_updates(make("ppo", step_batch_size=2, epochs_per_rollout=4), step)
+        flat = [place for (place,) in found]
+        return [tuple(flat[i : i + 4]) for i in range(0, 16, 4)]
+
+    assert orders(0) == orders(0)
+    assert len({*orders(0), *orders(1)}) > 4
+
+
+def test_prompts_that_do_not_divide_by_the_batch_are_all_used_alike():
+    """Four prompts, three a step: in four steps each comes three times."""
+    own = make("rloo", rollout_batch_size=6)
+    groups = [own.collector.collect(step).groups for step in range(4)]
+    uses = Counter(
+        tuple(ids[mask].tolist()) for g in groups for ids, mask in zip(g.prompt_ids, g.prompt_mask, strict=True)
+    )
+    assert uses == {tuple(prompt): 3 for prompt in PROMPTS}
+
+
+# What counts: one completion of eight is cut off, another one cannot be scored; four of a prompt
+
+FOUR_PROMPTS = [PROMPTS[0], PROMPTS[2]]
+FOURS = [COMPLETIONS[0] + COMPLETIONS[1], COMPLETIONS[2] + COMPLETIONS[3]]
+FOUR_REWARDS = [[1.0, 3.0, -2.0, -2.5], [0.5, float("nan"), 2.0, 4.0]]
+CUT_OFF, UNKNOWN = (0, 2), (1, 1)
+
+
+def advantage(p, k):
+    """Reward less the mean of the siblings whose reward is known."""
+    siblings = [r for j, r in enumerate(FOUR_REWARDS[p]) if j != k and (p, j) != UNKNOWN]
+    return FOUR_REWARDS[p][k] - sum(siblings) / len(siblings)
+
+
+def definition(policy, how, left_out):
+    """-sum of advantage * log-probs over what `loss_agg` says; left out, a completion counts, its tokens do not."""
+    total, tokens = 0, 0
+    for p, group in enumerate(FOURS):
+        for k, completion in enumerate(group):
+            if (p, k) in left_out:
+                continue
+            logprobs = alone(FOUR_PROMPTS[p], completion, policy, policy).logprobs
+            weight = {"sequence_mean": 1 / len(completion), "fixed_length": 1 / 6}.get(how, 1.0)
+            total = total - advantage(p, k) * weight * logprobs.sum()
+            tokens += len(completion)
+    return total / (tokens if how == "token_mean" else 8)
+
+
+@pytest.mark.parametrize("mask_truncated", [False, True])
+@pytest.mark.parametrize("how", ["sequence_sum", "sequence_mean", "token_mean", "fixed_length"])
+def test_what_is_left_out_stays_in_denominators_and_baselines(how, mask_truncated):
+    policy = tiny_neox().double()
+    settings = composed(
+        "rloo", loss_agg=how, mask_truncated=mask_truncated, kl_coef=0.0, group_size=4, missing_eos_penalty=None
+    )
+    own = online_method(settings, policy, prompts=FOUR_PROMPTS)
+    metrics = take(own, rollout_of(FOUR_PROMPTS, FOURS, torch.tensor(FOUR_REWARDS, dtype=torch.float64)))
+    left_out = {UNKNOWN, CUT_OFF} if mask_truncated else {UNKNOWN}
+    expected = gradient_of(definition(policy, how, left_out), policy)
+    assert distance(gradient(policy), expected) < 1e-9
+    assert metrics["reward/unscorable_frac"] == 1 / 8
+    assert metrics["reward/mean"] == pytest.approx(6 / 7)
+    assert metrics["completion/truncated_frac"] == 1 / 8
+
+
+def test_where_everything_is_left_out_loss_and_gradient_are_zero():
+    policy = tiny_neox().double()
+    for how in ("sequence_sum", "sequence_mean", "token_mean", "fixed_length"):
+        own = make("rloo", policy, mask_truncated=True, loss_agg=how, max_new_tokens=3)
+        completions = [[[3, 4, 5], [6, 7, 8]]] * 4
+        take(own, rollout_of(PROMPTS, completions, REWARDS))
+        assert gradient(policy).abs().max() == 0.0
+
+
+# KL in the loss
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_in_the_loss_is_differentiable(estimator):
+    """Equal rewards: what is left is kl_coef * the mean over completions of the estimates, differentiated."""
+    policy, reference = tiny_neox().double(), tiny_neox(seed=5).double()
+    own = make("rloo", policy, reference, kl_coef=KL_COEF, kl_place="loss", kl_estimator=estimator)
+    metrics = take(own, rollout_of(PROMPTS, COMPLETIONS, torch.ones(4, 2, dtype=torch.float64)))
+    total = 0
+    for line in (line for group in lines(policy, reference) for line in group):
+        d = line.logprobs - line.ref_logprobs
+        total = total + {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[estimator].sum() / 8
+    assert distance(gradient(policy), gradient_of(KL_COEF * total, policy)) < 1e-9
+    assert metrics["shaped_reward/mean"] == 1.0  # the reward is left alone
+    assert metrics["loss/kl"] == pytest.approx(KL_COEF * total.item(), rel=1e-6)
+
+
+def test_kl_in_the_reward_is_not():
+    """A policy whose KL differs between completions, but rewards that make up for it: no gradient at all."""
+    policy, reference = tiny_neox().double(), tiny_neox(seed=5).double()
+    kl = [[(li.logprobs - li.ref_logprobs).sum().item() for li in group] for group in lines(policy, reference)]
+    own = make("rloo", policy, reference, kl_coef=KL_COEF)
+    metrics = take(own, rollout_of(PROMPTS, COMPLETIONS, KL_COEF * torch.tensor(kl, dtype=torch.float64)))
+    assert abs(metrics["kl/mean"]) > 0.1
+    assert gradient(policy).abs().max() < 1e-9
+
+
+def test_the_estimator_that_is_shown_can_be_chosen():
+    rollout = rollout_of(PROMPTS, COMPLETIONS, REWARDS)
+    found = [
+        take(make("rloo", tiny_neox().double(), tiny_neox(seed=5).double(), kl_coef=KL_COEF, kl_monitor=name), rollout)
+        for name in ("k1", "k2", "k3")
+    ]
+    for name, metrics in zip(("k1", "k2", "k3"), found, strict=True):
+        assert metrics["kl/mean"] == metrics[f"kl/{name}_mean"]
+        assert metrics["shaped_reward/mean"] == found[0]["shaped_reward/mean"]  # k1 always
+    assert len({metrics["kl/mean"] for metrics in found}) == 3
