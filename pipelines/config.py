@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from pipelines import config_algorithm, config_limits, config_sources  # noqa: F401 (their rules count once they are imported)
+from pipelines import config_algorithm, config_extensions, config_limits, config_sources  # noqa: F401 (their rules count once they are imported)
 from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import check_overrides
 from pipelines.config_rules import broken_rules

@@ -207,3 +207,25 @@ def _replaced_by_something(v: Values) -> str | None:
         "algorithm.missing_eos=replace, but algorithm.missing_eos_penalty=null says nothing to replace the reward "
         "with; set algorithm.missing_eos_penalty=1"
     )
+
+
+@rule("algorithm.name", "algorithm.advantage", "algorithm.kl.place", "algorithm.resample_equal_rewards")
+def _equal_rewards_can_be_dropped(v: Values) -> str | None:
+    times, advantage = v["algorithm.resample_equal_rewards"], v["algorithm.advantage"]
+    if times == 0 or (advantage in ("group_mean", "group_standardised") and v["algorithm.kl.place"] == "loss"):
+        return None
+    reason = "completions with equal raw rewards still differ in their KL, and dropping them would bias the gradient"
+    if advantage in ("running_mean", "gae"):
+        reason = "its baseline does not come from the group, so that equal rewards teach as much as others"
+    return (
+        f"algorithm.resample_equal_rewards={times}, but with algorithm={v['algorithm.name']} nothing may be dropped: "
+        f"{reason}; set algorithm.resample_equal_rewards=0"
+    )
+
+
+@rule("algorithm.overlong_buffer", "algorithm.max_new_tokens")
+def _a_slope_within_the_limit(v: Values) -> str | None:
+    buffer, longest = v["algorithm.overlong_buffer"], v["algorithm.max_new_tokens"]
+    if buffer is None or buffer <= longest:
+        return None
+    return f"algorithm.overlong_buffer={buffer}, but it must be at most algorithm.max_new_tokens={longest}"

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from pipelines.code_digest import SourceError, code_digests, module_file, on_path
-from pipelines.config_algorithm import ADVANTAGES
 from pipelines.config_errors import nearest
 from pipelines.config_rules import Values, rule
 from pipelines.module_names import defined_names
@@ -33,24 +32,7 @@ def _unreadable(source: str, path: str) -> str | None:
     return None
 
 
-@rule("algorithm.reward_function")
-def _reward_of_a_module(v: Values) -> str | None:
-    function = v["algorithm.reward_function"]
-    return None if function is None else _not_a_function(f"algorithm.reward_function={function}", function)
-
-
-@rule("algorithm.advantage")
-def _advantage_of_a_module(v: Values) -> str | None:
-    advantage = v["algorithm.advantage"]
-    if advantage is None or advantage in ADVANTAGES:
-        return None
-    if ":" not in advantage:
-        known = f"one of {', '.join(ADVANTAGES)}, or module:function"
-        return f"algorithm.advantage={advantage}, but it must be {known}{nearest(advantage, ADVANTAGES)}"
-    return _not_a_function(f"algorithm.advantage={advantage}", advantage)
-
-
-def _not_a_function(setting: str, function: str) -> str | None:
+def not_a_function(setting: str, function: str) -> str | None:
     """What is wrong with `module:function`, found by reading its source: nothing of it is imported here."""
     if not FUNCTION.fullmatch(function):
         return f"{setting}, but it must look like module:function, e.g. my_rewards:short_and_polite"

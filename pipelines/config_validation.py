@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pipelines.config_errors import listed
 from pipelines.config_overrides import known_keys, sections
 
+TERM = "name or {function: NAME, weight: 1.0, arguments: {}}"
 SEVERAL = ("data.path",)  # texts that may name several things
 
 
@@ -48,6 +49,8 @@ def _key(location: tuple[int | str, ...]) -> str:
 
 
 def _sentence(key: str, value: object, expected: list[str]) -> str:
+    if key == "reward.terms":
+        return f"reward.terms={shown(value)}, but it must be a list of at least one {TERM}"
     advice = _advice(key, value) if expected == ["text"] else ""
     return f"{key}={shown(value)}, but it must be {listed(dict.fromkeys(expected))}{advice}"
 

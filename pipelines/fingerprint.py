@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipelines.code_digest import code_digests, core_packages, on_path
+from pipelines.config_extensions import functions_of
 from pipelines.config_validation import flatten
 from pipelines.digests import DigestCache, sha256_of_text
 from rloo_core.data.files import data_files
@@ -155,16 +156,10 @@ def _tree(path: str) -> dict[str, Path]:
 
 def _code(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
     code = code_digests(stage.module, core_packages())
-    for function in _own_functions(settings) if "algorithm" in stage.settings_type.model_fields else ():
+    for function in functions_of(settings) if "reward" in stage.settings_type.model_fields else ():
         module = function.partition(":")[0]
         code |= code_digests(module, on_path(module.partition(".")[0]))
     return code
-
-
-def _own_functions(settings: ExperimentSettings) -> list[str]:
-    """The user's functions that a run calls, as `module:function`."""
-    named = (settings.algorithm.reward_function, settings.algorithm.advantage)
-    return [function for function in named if function is not None and ":" in function]
 
 
 def _libraries(settings: ExperimentSettings) -> dict[str, str]:

@@ -17,6 +17,7 @@ from rloo_core.settings import LoraSettings
 from rloo_core.types import CompletionGroups
 
 OFFSET = "reward_offset"  # its name in the classifier's config: the head has no bias, so the offset is kept there
+TEMPLATE = "reward_chat_template"  # whether text prompts were given through the chat template
 
 
 class RewardModel(nn.Module):
@@ -105,6 +106,11 @@ def load_reward_model(directory: str | Path, tokenizer: PreTrainedTokenizerBase)
     )
     fit_vocabulary(classifier, tokenizer)
     return RewardModel(disable_dropout(classifier))
+
+
+def trained_with_template(model: RewardModel) -> bool:
+    """Whether text prompts went through the tokenizer's chat template when it was trained."""
+    return bool(getattr(model.classifier.config, TEMPLATE, False))
 
 
 @torch.no_grad()

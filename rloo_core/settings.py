@@ -106,10 +106,25 @@ class SftSettings(TrainingSettings):
 class RewardModelSettings(TrainingSettings):
     """Reward model trained on preference pairs, or brought along."""
 
+    enabled: bool
     path: str | None
     epochs: Positive
     batch_size: Count
     center: bool
+
+
+class RewardTerm(Settings):
+    """One reward of a weighted sum."""
+
+    function: str
+    weight: Annotated[float, Field(allow_inf_nan=False)]
+    arguments: dict[str, bool | int | float | str]
+
+
+class RewardSettings(Settings):
+    """What a completion is worth."""
+
+    terms: Annotated[tuple[str | RewardTerm, ...], Field(strict=False, min_length=1)]
 
 
 class KlSettings(Settings):
@@ -163,12 +178,13 @@ class AlgorithmSettings(TrainingSettings):
     gae_lambda: Fraction
     kl_coef: NonNegative
     kl: KlSettings
-    reward_function: str | None
     reward_clip: Positive | None
     reward_noise: NonNegative
     missing_eos: Literal["subtract", "replace"]
     missing_eos_penalty: NonNegative | None
+    overlong_buffer: Count | None
     mask_truncated: bool
+    resample_equal_rewards: CountOrZero
     critic: CriticSettings
     dpo: DpoSettings
     eval_prompts: Count
@@ -221,6 +237,7 @@ class ExperimentSettings(Settings):
     model: ModelSettings
     sft: SftSettings
     reward_model: RewardModelSettings
+    reward: RewardSettings
     algorithm: AlgorithmSettings
     evaluation: EvaluationSettings
     tracking: TrackingSettings
@@ -247,11 +264,13 @@ class RewardModelStageSettings(Settings):
 
 class PolicyStageSettings(Settings):
     algorithm: AlgorithmSettings
+    reward: RewardSettings
     model: ModelSettings
     compute: ComputeSettings
 
 
 class EvaluationStageSettings(Settings):
     evaluation: EvaluationSettings
+    reward: RewardSettings
     model: ModelSettings
     compute: ComputeSettings

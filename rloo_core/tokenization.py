@@ -7,6 +7,7 @@ and a completion that was sampled, decoded and encoded again does not depend on 
 """
 
 import importlib.util
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,23 @@ def ensure_pad_token(tokenizer: PreTrainedTokenizerBase) -> bool:
             tokenizer.pad_token = token
             return False
     return tokenizer.add_special_tokens({"pad_token": NEW_PAD_TOKEN}) > 0
+
+
+def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers give every text the same ids: ids of one can then be read as those of the other."""
+    if first is second:
+        return True
+    if first.get_vocab() != second.get_vocab() or first.eos_token_id != second.eos_token_id:
+        return False
+    return _rules(first) == _rules(second) and first.chat_template == second.chat_template
+
+
+def _rules(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """What decides how a text is cut, less padding and truncation, which no one here asks a tokenizer for."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return type(tokenizer).__name__
+    return {name: part for name, part in json.loads(backend.to_str()).items() if name not in ("padding", "truncation")}
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, chat_template: bool = False) -> list[int]:

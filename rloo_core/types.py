@@ -79,6 +79,10 @@ class CompletionGroups:
             self.response_mask.to(device),
         )
 
+    def prompt_lists(self) -> list[list[int]]:
+        """Token ids of each prompt without padding."""
+        return [ids[mask].tolist() for ids, mask in zip(self.prompt_ids, self.prompt_mask, strict=True)]
+
     def completion_lists(self) -> list[list[list[int]]]:
         """Token ids without padding, by prompt and completion."""
         return [

@@ -137,12 +137,13 @@ class OnlineMethod(Method):
     def _loss_mask(self, rollout: Rollout) -> Tensor:
         """Tokens that count in the loss. Shape [P, K, T]."""
         counts = rollout.scorable & rollout.finished if self.settings.mask_truncated else rollout.scorable
-        return rollout.groups.response_mask & counts[..., None]
+        return rollout.groups.response_mask & (counts & ~rollout.dropped[:, None])[..., None]
 
     def _denominators(self, rollout: Rollout, rows: list[int], prompts: int) -> Denominators:
-        """What is masked stays in the count of completions; tokens are those that count in the loss."""
+        """What is masked stays in the count of completions, what is dropped does not; tokens are those that count."""
         tokens = self._total(self._loss_mask(rollout)[rows])
-        return Denominators(prompts, prompts * self.settings.group_size, tokens)
+        kept = prompts - self._total(rollout.dropped[rows])
+        return Denominators(kept, kept * self.settings.group_size, tokens)
 
     def _total(self, mask: Tensor) -> int:
         return int(self.processes.sum(mask.sum()))

@@ -1,5 +1,6 @@
 """Metrics of one step of an online method, the same however the step was split over micro-batches and processes."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,12 @@ from rloo_core.processes import Processes
 from rloo_core.settings import KlSettings
 
 Row = dict[str, Tensor]
+MAY_BE_UNKNOWN = (
+    "reward/mean",
+    "reward/std",
+    "shaped_reward/mean",
+    "critic/explained_variance",
+)  # of nothing, or of equals
 PER_TOKEN = ("advantage", "value", "return")  # ragged: one value a valid token, or one a completion
 KL_ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
 LOSSES = ("loss/policy", "loss/kl", "loss/critic")
@@ -48,6 +55,8 @@ class StepMetrics:
         if estimates.ref_logprobs is not None:
             for name in KL_ESTIMATORS:
                 columns[name] = sequence_kl(estimates.logprobs, estimates.ref_logprobs, mask, name)
+        columns |= {f"reward/{name}": values for name, values in rollout.terms.items()}
+        columns["dropped"] = rollout.dropped.float()
         valid = mask & rollout.scorable[..., None]
         for row, place in enumerate(rollout.places):
             values = {name: column[row] for name, column in columns.items()}
@@ -85,12 +94,16 @@ class StepMetrics:
             "reward/unscorable_frac": 1 - known.double().mean(),
             "shaped_reward/mean": v["shaped_reward"][known].mean(),
             "advantage/std": _std(v["advantage"]),
+            "reward/dropped_frac": v["dropped"].mean(),
             "completion/length_mean": v["length"].mean(),
             "completion/finished_frac": v["finished"].mean(),
             "completion/truncated_frac": 1 - v["finished"].mean(),
             "policy/entropy": v["entropy"].sum() / v["length"].sum(),
         }
         result |= _groups(v["reward"])
+        result |= {
+            f"{name}_mean": v[name].nanmean() for name in v if name.startswith("reward/") and _any_known(v[name])
+        }
         if "k1" in v:
             result["kl/mean"] = v[kl.monitor].mean()
             result |= {f"kl/{name}_mean": v[name].mean() for name in KL_ESTIMATORS}
@@ -99,6 +112,7 @@ class StepMetrics:
             result["critic/explained_variance"] = explained_variance(v["value"], v["return"], everything)
             result["critic/value_mean"] = v["value"].mean()
         numbers = {name: value.item() for name, value in result.items()}
+        numbers = {name: value for name, value in numbers.items() if not (math.isnan(value) and name in MAY_BE_UNKNOWN)}
         return numbers | self._ratios() | self._losses(updates)
 
     def _ratios(self) -> dict[str, float]:
@@ -132,6 +146,10 @@ def _groups(rewards: Tensor) -> dict[str, Tensor]:
         "reward/group_std": complete.std(dim=1).mean(),
         "reward/zero_std_frac": (complete.amax(1) == complete.amin(1)).double().mean(),
     }
+
+
+def _any_known(values: Tensor) -> bool:
+    return not bool(values.isnan().all())
 
 
 def _std(values: Tensor) -> Tensor:

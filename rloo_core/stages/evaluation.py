@@ -13,11 +13,9 @@ from rloo_core.evaluation.assessment import Assessment, Prompts, assess, means
 from rloo_core.evaluation.intervals import Estimate, paired_difference, win_rate, wins
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.observer import Observer
-from rloo_core.reward_models import load_reward_model
-from rloo_core.rewards import ModelReward, Reward
+from rloo_core.rewards import Reward
 from rloo_core.settings import EvaluationStageSettings
 from rloo_core.stages.common import (
-    MODEL,
     end_tokens,
     gold_reward,
     make_sampling,
@@ -27,6 +25,7 @@ from rloo_core.stages.common import (
     stage_tokenizer,
     use_threads,
 )
+from rloo_core.stages.rewards import RewardSource, stage_reward
 from rloo_core.tokenization import encode_completion
 from rloo_core.trainer import make_accelerator
 from rloo_core.types import CompletionGroups
@@ -69,7 +68,7 @@ def run(
     use_threads(settings.compute)
     tokenizer = stage_tokenizer(inputs)
     device = make_accelerator(settings.compute).device
-    bench = _bench(settings, inputs, tokenizer, device)
+    bench = _bench(settings, inputs, tokenizer, device, observer)
     if bench.reference_scores is None:
         observer.message("the test prompts have no `reference`: win rates are left out")
     total = len(POLICIES) * len(MODES)
@@ -101,8 +100,9 @@ def _bench(
     inputs: Mapping[str, Path],
     tokenizer: PreTrainedTokenizerBase,
     device: torch.device,
+    observer: Observer,
 ) -> Bench:
-    own, max_tokens = settings.evaluation, settings.compute.max_tokens_per_batch
+    own = settings.evaluation
     every = prompts_of(inputs, "test", tokenizer, settings.model.chat_template)
     having = [i for i, row in enumerate(every.rows) if row.get("reference")]
     judged = len(having) >= 2
@@ -110,10 +110,11 @@ def _bench(
     if len(chosen) == 0:
         raise ValueError("there are no test prompts to evaluate on; raise data.test_fraction, or bring more rows")
     prompts = Prompts([every.ids[i] for i in chosen], [every.rows[i] for i in chosen])
-    reward_model = load_reward_model(inputs["reward_model"] / MODEL, tokenizer).to(device)
-    proxy = ModelReward(reward_model, max_tokens)
     reference_model = stage_policy(inputs["sft"], tokenizer, device)
-    gold = gold_reward(prompts, tokenizer, end_tokens(reference_model, tokenizer)) if own.judge != "reward" else None
+    eos_ids = end_tokens(reference_model, tokenizer)
+    source = RewardSource(inputs, tokenizer, eos_ids, settings.compute, lambda model: model.to(device), observer)
+    proxy = stage_reward(settings.reward, source)
+    gold = gold_reward(prompts, tokenizer, eos_ids) if own.judge != "reward" else None
     if gold is None and own.judge == "gold":
         raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
     scores = _reference_scores(prompts, gold or proxy, tokenizer) if judged else None

@@ -16,13 +16,14 @@ from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
 from rloo_core.critics import Critic
 from rloo_core.evaluation.assessment import assess, means
 from rloo_core.evaluation.figures import reward_and_kl
+from rloo_core.extensions import load_extension
 from rloo_core.layout import Layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import add_lora, merge_lora, save_model
 from rloo_core.observer import Observer
 from rloo_core.optimization import Part, checkpoint_gradients
-from rloo_core.reward_models import RewardModel, load_reward_model, new_reward_model
-from rloo_core.rewards import FunctionReward, ModelReward, Reward, load_function
+from rloo_core.reward_models import RewardModel, new_reward_model
+from rloo_core.rewards import CombinedReward, Reward
 from rloo_core.settings import AlgorithmSettings, PolicyStageSettings
 from rloo_core.stages.common import (
     MODEL,
@@ -36,6 +37,8 @@ from rloo_core.stages.common import (
     stage_tokenizer,
     use_threads,
 )
+from rloo_core.stages.rewards import RewardSource, stage_reward, stage_reward_model
+from rloo_core.tokenization import same_tokens
 from rloo_core.trainer import Method, TrainingLoop, make_accelerator
 
 
@@ -153,7 +156,7 @@ def _warn_of_truncation(own: AlgorithmSettings, observer: Observer) -> None:
 
 def _own_advantage(own: AlgorithmSettings) -> Any:
     """A user's `module:function`, where the advantage is none of ours."""
-    return None if named_advantage(own) else load_function(str(own.advantage))
+    return None if named_advantage(own) else load_extension("advantages", str(own.advantage))
 
 
 def _monitor(bench: Bench, reward: Reward, reference: ReferenceLogprobs | None) -> Callable[[], dict[str, float]]:
@@ -181,15 +184,16 @@ def _monitor(bench: Bench, reward: Reward, reference: ReferenceLogprobs | None) 
     return lambda: {f"validation/{name}": value for name, value in means(measure().first()).items()}
 
 
-def _reward(bench: Bench) -> Reward:
-    """The user's function, or the reward model, whose architecture need not be the policy's: it is tried on its own."""
-    if bench.algorithm.reward_function is not None:
-        eos_ids = bench.sampling().eos_ids
-        return FunctionReward(load_function(bench.algorithm.reward_function), bench.tokenizer, eos_ids)
-    model = load_reward_model(bench.inputs["reward_model"] / MODEL, bench.tokenizer)
-    model.layout = stage_layout(model.classifier.base_model, bench.settings.compute, bench.observer)
-    prepared = _frozen(bench.loop, model)
-    return ModelReward(prepared, bench.settings.compute.max_tokens_per_batch)
+def _reward(bench: Bench) -> CombinedReward:
+    source = RewardSource(
+        bench.inputs,
+        bench.tokenizer,
+        bench.sampling().eos_ids,
+        bench.settings.compute,
+        partial(_frozen, bench.loop),
+        bench.observer,
+    )
+    return stage_reward(bench.settings.reward, source)
 
 
 def _critic(
@@ -201,7 +205,12 @@ def _critic(
         return None
     start: RewardModel
     if own.critic.start == "reward_model":
-        start = load_reward_model(inputs["reward_model"] / MODEL, tokenizer)
+        start, its_own = stage_reward_model(inputs)
+        if not same_tokens(its_own, tokenizer):
+            raise ValueError(
+                "algorithm.critic.start=reward_model, but the reward model has another tokenizer than the policy, "
+                "whose ids the critic reads; set algorithm.critic.start=sft"
+            )
     else:
         start = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
     layout = stage_layout(start.classifier.base_model, settings.compute, observer)

@@ -11,27 +11,29 @@ from rloo_core.data.tables import read_table
 from rloo_core.observer import Observer
 from rloo_core.optimization import checkpoint_gradients
 from rloo_core.reward_models import (
+    TEMPLATE,
     RewardModel,
     add_reward_lora,
     load_reward_model,
     new_reward_model,
     save_reward_model,
     score_completions,
+    trained_with_template,
 )
 from rloo_core.settings import RewardModelSettings, RewardModelStageSettings
 from rloo_core.stages.common import (
     MODEL,
     given_completions,
-    pad_id,
     stage_layout,
     stage_tokenizer,
     steps_for,
     use_threads,
 )
-from rloo_core.tokenization import encode_completion, encode_prompt
+from rloo_core.tokenization import encode_completion, encode_prompt, load_tokenizer
 from rloo_core.trainer import TrainingLoop, make_accelerator
 from rloo_core.types import CompletionGroups
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 CENTERING_ROWS = 1024  # enough for the mean of a reward with std 1 to be known to 0.03
 
 
@@ -44,17 +46,30 @@ def run(
         The last step's metrics (held-out accuracy among them) and the offset that centres the reward.
     """
     use_threads(settings.compute)
+    if not settings.reward_model.enabled:
+        observer.message("reward_model.enabled=false: no reward model is trained or read")
+        return {}
     tokenizer = stage_tokenizer(inputs)
     summary: dict[str, float] = {}
     if settings.reward_model.path is not None:
+        tokenizer = _own_tokenizer(settings.reward_model.path) or tokenizer
         model = load_reward_model(settings.reward_model.path, tokenizer)
     else:
         model, summary = _train(settings, inputs, tokenizer, out, observer)
+        setattr(model.classifier.config, TEMPLATE, settings.model.chat_template)
     if settings.reward_model.center:
         model.offset += _mean_reward(model, settings, inputs, tokenizer)
     if PartialState().is_main_process:
         save_reward_model(model, tokenizer, out / MODEL)
     return {**summary, "reward/offset": model.offset}
+
+
+def _own_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that lies beside a reward model; None where there is none, and the run's own is meant."""
+    local = Path(path).is_dir()
+    if local and not any((Path(path) / name).exists() for name in TOKENIZER_FILES):
+        return None
+    return load_tokenizer(path)
 
 
 def _train(
@@ -110,8 +125,8 @@ def _mean_reward(
         rows = read_table(inputs["data"], "demonstrations", "train")
         completions = [row["completion"] for row in rows]
     groups = CompletionGroups.from_ids(
-        [encode_prompt(tokenizer, row["prompt"], settings.model.chat_template) for row in rows[:CENTERING_ROWS]],
+        [encode_prompt(tokenizer, row["prompt"], trained_with_template(model)) for row in rows[:CENTERING_ROWS]],
         [[encode_completion(tokenizer, completion)] for completion in completions[:CENTERING_ROWS]],
-        pad_id(tokenizer),
+        pad_id=0,  # masks tell padding from text, and a brought tokenizer may have no pad token
     )
     return score_completions(model, groups, settings.compute.max_tokens_per_batch).mean().item()

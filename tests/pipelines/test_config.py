@@ -53,6 +53,8 @@ def test_every_file_of_conf_can_be_chosen(group, option, tmp_path):
         overrides = [f"{group}={option}", *([path] if option == "pretrained" else [])]
     if (group == "data" and option != "synthetic") or option.startswith("hh_"):
         overrides.append("data.path=owner/rows")
+    if option == "none":
+        overrides.append("reward=gold")
     if option == "hh_smollm2":
         overrides.append("model.gguf_package=null")
     assert isinstance(load_settings(overrides), ExperimentSettings)
@@ -189,7 +191,11 @@ def test_yaml_is_the_whole_truth():
             "data.format=messages, but model.chat_template=false; set model.chat_template=true for a model that has a template, "
             "or data.format=text",
         ),
-        ("algorithm.reward_function=f", "algorithm.reward_function=f, but it must look like module:function, e.g. my_rewards:short_and_polite"),
+        ("reward.terms=[f]", "reward.terms: 'f' is none of reward_model, gold, length_band, repetition, regular_expression or sentiment, and no module:function"),
+        ("reward.terms=[os:f:g]", "reward.terms=os:f:g, but it must look like module:function, e.g. my_rewards:short_and_polite"),
+        ("reward.terms=[]", "reward.terms=[], but it must be a list of at least one name or {function: NAME, weight: 1.0, arguments: {}}"),
+        ("reward_model=none", "reward.terms names reward_model, but reward_model.enabled=false; set reward_model=default, or other rewards, e.g. reward=sentiment"),
+        ("algorithm.advantage=leave_on_out", "algorithm.advantage: 'leave_on_out' is none of leave_one_out, best_of_group, group_mean, group_standardised, running_mean or gae, and no module:function; did you mean leave_one_out?"),
         ("tracking.experiment=''", "tracking.experiment is empty; give it a name, e.g. rloo"),
         ("data.path=owner/rows", "data.path=owner/rows, but data.source=synthetic reads no files; set data=tables"),
         ("model.path=./nowhere", "model.path=./nowhere: no such file or directory (relative paths start where the command is typed)"),
@@ -276,7 +282,7 @@ def rewards(tmp_path, monkeypatch):
         (tmp_path / file).write_text(source)
         module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         try:
-            load_settings([f"algorithm.reward_function={module}:{name}"])
+            load_settings([f"reward.terms=['{module}:{name}']"])
         except ConfigError as error:
             return error.problems
         return ()
@@ -285,7 +291,7 @@ def rewards(tmp_path, monkeypatch):
 
 
 def test_a_reward_file_with_a_syntax_error_is_told_with_its_line(rewards, tmp_path):
-    start = "algorithm.reward_function=my_rewards:score cannot be read: "
+    start = "reward.terms=my_rewards:score cannot be read: "
     (sentence,) = rewards("import os\ndef score(:\n")
     assert sentence.startswith(f"{start}{tmp_path}/my_rewards.py, line 2: ")
     (sentence,) = rewards("def score():\0")
@@ -298,7 +304,7 @@ def test_a_reward_file_with_a_syntax_error_is_told_with_its_line(rewards, tmp_pa
 def test_a_function_that_the_module_lacks_is_told_with_the_nearest(rewards, tmp_path):
     (sentence,) = rewards("def scores(prompts, completions): ...\ndef other():\n    def score(): ...\n")
     assert sentence == (
-        f"algorithm.reward_function=my_rewards:score, but {tmp_path}/my_rewards.py defines no score at its top level; "
+        f"reward.terms=my_rewards:score, but {tmp_path}/my_rewards.py defines no score at its top level; "
         f"did you mean scores?"
     )
     assert "my_rewards" not in sys.modules

@@ -123,7 +123,7 @@ def test_local_weights_count_for_sft_and_the_tokenizer_for_the_data_too(local_fi
 def test_a_reward_functions_code_counts(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_rewards.py").write_text("def score(prompts, completions):\n    return [0.0]\n")
-    override = "algorithm.reward_function=my_rewards:score"
+    override = "reward.terms=['my_rewards:score']"
     before = fingerprint("policy", tmp_path, override)
     (tmp_path / "my_rewards.py").write_text("def score(prompts, completions):\n    return [1.00]\n")
     assert fingerprint("policy", tmp_path, override).hex != before.hex

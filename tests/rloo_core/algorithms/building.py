@@ -20,8 +20,9 @@ PLAIN = {
     "checkpoint_minutes": 60.0, "keep_checkpoints": 1, "steps": 2, "rollout_batch_size": 4, "step_batch_size": None,
     "epochs_per_rollout": 1, "group_size": 2, "temperature": 1.0, "top_k": None, "top_p": None, "min_p": None,
     "max_new_tokens": 6, "loss_agg": "sequence_sum", "whiten_advantages": False, "ratio": "none", "ratio_cap": None,
-    "clip": None, "clip_high": None, "gae_lambda": 1.0, "kl_coef": 0.5, "reward_function": None, "reward_clip": None,
+    "clip": None, "clip_high": None, "gae_lambda": 1.0, "kl_coef": 0.5, "reward_clip": None,
     "reward_noise": 0.0, "missing_eos": "subtract", "missing_eos_penalty": None, "mask_truncated": False,
+    "overlong_buffer": None, "resample_equal_rewards": 0,
     "eval_prompts": 3,
 }  # fmt: skip
 
@@ -58,7 +59,8 @@ def rollout_of(prompts, completions, rewards, eos_ids=(1,), pad_id=0, scores=Non
     rewards = torch.as_tensor(rewards)
     finished = torch.tensor([[ids[-1] in eos_ids for ids in group] for group in completions])
     known = rewards.nan_to_num() if scores is None else torch.as_tensor(scores)
-    return Rollout(list(range(len(prompts))), groups, rewards, known, finished)
+    dropped = torch.zeros(len(prompts), dtype=torch.bool)
+    return Rollout(list(range(len(prompts))), groups, rewards, known, finished, dropped)
 
 
 def take(method, rollout=None, step=0):

@@ -18,6 +18,7 @@ from rloo_core.settings import (
     PolicyStageSettings,
     RewardModelSettings,
     RewardModelStageSettings,
+    RewardSettings,
     ScratchSettings,
     SftSettings,
     SftStageSettings,
@@ -102,23 +103,30 @@ def sft_settings(start: Path, **changes) -> SftStageSettings:
 
 
 def reward_model_settings(rank: int = 0, **changes) -> RewardModelStageSettings:
-    values = TRAINING | {"path": None, "epochs": 1.0, "batch_size": 2, "center": False}
+    values = TRAINING | {"enabled": True, "path": None, "epochs": 1.0, "batch_size": 2, "center": False}
     own = RewardModelSettings(**(values | changes))
     return RewardModelStageSettings(reward_model=own, model=_model(rank), compute=COMPUTE)
 
 
-def policy_settings(rank: int = 0, layout: str = "padded", **changes) -> PolicyStageSettings:
+def policy_settings(
+    rank: int = 0, layout: str = "padded", reward: str = "reward_model", **changes
+) -> PolicyStageSettings:
     """Two steps of two prompts with two completions each."""
     values = TRAINING | {"temperature": 0.7} | changes
     compute = COMPUTE.model_copy(update={"layout": layout})
-    return PolicyStageSettings(algorithm=algorithm_settings(**values), model=_model(rank), compute=compute)
+    terms = RewardSettings(terms=(reward,))
+    return PolicyStageSettings(
+        algorithm=algorithm_settings(**values), reward=terms, model=_model(rank), compute=compute
+    )
 
 
 def evaluation_settings(**changes) -> EvaluationStageSettings:
     values = {
         "seed": 0, "prompts": None, "temperature": 0.8, "max_new_tokens": 6, "best_of": 0, "judge": "auto", "samples": 2
     }  # fmt: skip
-    return EvaluationStageSettings(evaluation=EvaluationSettings(**(values | changes)), model=_model(), compute=COMPUTE)
+    terms = RewardSettings(terms=("reward_model",))
+    own = EvaluationSettings(**(values | changes))
+    return EvaluationStageSettings(evaluation=own, reward=terms, model=_model(), compute=COMPUTE)
 
 
 def _model(rank: int = 0, path: str | None = None) -> ModelSettings:

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rloo_core.data.schema import SPLITS
 from rloo_core.observer import SilentObserver
-from rloo_core.stages import common, evaluation, policy, reward_model, sft
+from rloo_core.rewards import ModelReward
+from rloo_core.stages import common, evaluation, policy, reward_model, rewards, sft
 from rloo_core.stages.common import steps_for
 from tests.rloo_core.stages.small import (
     EOS,
@@ -106,7 +107,7 @@ def test_chosen_score_higher_than_rejected_and_references_zero_on_average(inputs
 @pytest.mark.parametrize("layout", ["padded", "shared"])
 def test_the_reference_is_the_sft_model_at_the_sampling_temperature_and_stays(inputs, tmp_path, rank, layout):
     """KL is exactly 0 before the first update, and not after: a reference that trains along would keep it at 0."""
-    settings = policy_settings(rank, layout, learning_rate=0.1, reward_function=COUNTING, temperature=0.7, steps=3)
+    settings = policy_settings(rank, layout, learning_rate=0.1, reward=COUNTING, temperature=0.7, steps=3)
     history = train_policy(settings, inputs, tmp_path)
     assert history[0]["validation/kl"] == 0.0
     assert history[1]["kl/mean"] == history[1]["kl/k3_mean"] == 0.0
@@ -131,7 +132,7 @@ def test_the_kl_measured_is_that_of_the_weights_saved_to_the_weights_given(input
     kept = []
     real = policy.assess
     monkeypatch.setattr(policy, "assess", lambda *a, **k: kept.append(real(*a, **k)) or kept[-1])
-    history = train_policy(policy_settings(learning_rate=0.03, reward_function=COUNTING), inputs, tmp_path)
+    history = train_policy(policy_settings(learning_rate=0.03, reward=COUNTING), inputs, tmp_path)
     prompts = [ids(row["prompt"]) for row in rows_of(inputs, "prompts", "validation")[:3]]
     ended = kept[-1].finished[:, 0].tolist()
     completions = [ids(text) + [EOS] * int(end) for (text,), end in zip(kept[-1].texts, ended, strict=True)]
@@ -147,14 +148,14 @@ def test_dropout_of_the_sft_model_does_not_show_as_kl(inputs, tmp_path):
     )
     gpt2 = write_model(GPT2LMHeadModel(config), tmp_path / "sft")
     (tmp_path / "out").mkdir()
-    settings = policy_settings(reward_function=NOTHING, steps=1)
+    settings = policy_settings(reward=NOTHING, steps=1)
     history = train_policy(settings, inputs | {"sft": gpt2}, tmp_path / "out")
     assert history[0]["validation/kl"] == history[1]["kl/mean"] == history[1]["kl/k3_mean"] == 0.0
 
 
 def test_it_trains_on_whole_train_prompts_and_is_watched_on_validation_prompts(inputs, tmp_path):
     calls.clear()
-    settings = policy_settings(reward_function=NOTHING)
+    settings = policy_settings(reward=NOTHING)
     with RowsSeen() as seen:
         train_policy(settings, inputs, tmp_path)
     training, watching = ({"train"}, 4), ({"validation"}, 3)
@@ -165,7 +166,7 @@ def test_it_trains_on_whole_train_prompts_and_is_watched_on_validation_prompts(i
 
 
 def test_a_completion_cut_off_pays_the_penalty_of_the_settings(inputs, tmp_path):
-    settings = policy_settings(reward_function=NOTHING, missing_eos_penalty=2.5, kl_coef=0.0)
+    settings = policy_settings(reward=NOTHING, missing_eos_penalty=2.5, kl_coef=0.0)
     for row in train_policy(settings, inputs, tmp_path)[1:]:
         assert row["completion/truncated_frac"] > 0
         assert row["reward/mean"] == 0.0  # metrics show the raw reward
@@ -173,7 +174,7 @@ def test_a_completion_cut_off_pays_the_penalty_of_the_settings(inputs, tmp_path)
 
 
 def test_the_kl_costs_what_the_settings_say(inputs, tmp_path):
-    settings = policy_settings(reward_function=COUNTING, kl_coef=0.5, learning_rate=0.1, steps=3)
+    settings = policy_settings(reward=COUNTING, kl_coef=0.5, learning_rate=0.1, steps=3)
     for row in train_policy(settings, inputs, tmp_path)[2:]:
         assert abs(row["kl/mean"]) > 0.01
         assert row["shaped_reward/mean"] == pytest.approx(row["reward/mean"] - 0.5 * row["kl/mean"], abs=1e-5)
@@ -276,9 +277,10 @@ def test_the_reward_model_is_laid_out_as_its_own_architecture_allows(inputs, tmp
 
     used = []
     monkeypatch.setattr(policy, "stage_layout", layout_of)
-    score = policy.ModelReward.__call__
+    monkeypatch.setattr(rewards, "stage_layout", layout_of)
+    score = ModelReward.__call__
     monkeypatch.setattr(
-        policy.ModelReward, "__call__", lambda self, *batch: (used.append(self.model.layout), score(self, *batch))[1]
+        ModelReward, "__call__", lambda self, *batch: (used.append(self.model.layout), score(self, *batch))[1]
     )
     policy.run(policy_settings(), inputs, tmp_path, SilentObserver())
     assert len(asked) == 2
