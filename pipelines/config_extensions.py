@@ -1,13 +1,14 @@
 """Rules about what users bring: rewards, advantage functions, and what registers them."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Mapping
 
 from pipelines.config_algorithm import ADVANTAGES
 from pipelines.config_errors import listed, nearest
 from pipelines.config_rules import Values, rule
 from pipelines.config_sources import not_a_function
+from rloo_core.data.files import SOURCES
 from rloo_core.extensions import Kind, entry_point_names, location
+from rloo_core.settings import ExperimentSettings
 
 REWARDS = ("reward_model", "gold", "length_band", "repetition", "regular_expression", "sentiment")
 
@@ -32,6 +33,12 @@ def _advantage_is_known(v: Values) -> str | None:
     if advantage is None or advantage in ADVANTAGES:
         return None
     return _unknown("advantages", "algorithm.advantage", advantage, ADVANTAGES)
+
+
+@rule("data.source")
+def _source_is_known(v: Values) -> str | None:
+    source = v["data.source"]
+    return None if source in SOURCES else _unknown("data_sources", "data.source", source, SOURCES)
 
 
 def _unknown(kind: Kind, key: str, name: str, own: tuple[str, ...]) -> str | None:
@@ -66,11 +73,15 @@ def _critic_has_a_start(v: Values) -> str | None:
     return "algorithm.critic.start=reward_model, but reward_model.enabled=false; set algorithm.critic.start=sft"
 
 
-def functions_of(settings: Any) -> list[str]:
-    """`module:function` of everything of the user's that a run calls."""
-    names = [term if isinstance(term, str) else term.function for term in settings.reward.terms]
-    found = [location("rewards", name) for name in names if name not in REWARDS]
+def functions_of(settings: ExperimentSettings, sections: Container[str]) -> list[str]:
+    """`module:function` of everything of the user's that a stage with these sections of the settings calls."""
+    found: list[str] = []
+    if "data" in sections and settings.data.source not in SOURCES:
+        found.append(location("data_sources", settings.data.source))
+    if "reward" in sections:
+        names = [term if isinstance(term, str) else term.function for term in settings.reward.terms]
+        found += [location("rewards", name) for name in names if name not in REWARDS]
     advantage = settings.algorithm.advantage
-    if advantage is not None and advantage not in ADVANTAGES:
+    if "algorithm" in sections and advantage is not None and advantage not in ADVANTAGES:
         found.append(location("advantages", advantage))
     return found

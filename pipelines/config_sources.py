@@ -7,7 +7,7 @@ from pipelines.code_digest import SourceError, code_digests, module_file, on_pat
 from pipelines.config_errors import nearest
 from pipelines.config_rules import Values, rule
 from pipelines.module_names import defined_names
-from rloo_core.data.files import data_entries
+from rloo_core.data.files import SOURCES, data_entries
 from rloo_core.settings import DataSettings
 
 PLACEHOLDER = "DIRECTORY_OR_HUB_ID"  # conf/model/pretrained.yaml: a null there would train a new model without a word
@@ -19,6 +19,8 @@ def _rows_from_somewhere(v: Values) -> str | None:
     source, path = v["data.source"], v["data.path"]
     if source == "synthetic":
         return None if path is None else f"data.path={path}, but data.source=synthetic reads no files; set data=tables"
+    if source not in SOURCES:
+        return None  # a function of the user's, which may need none
     if path is None:
         return f"data.path=null, but data.source={source} needs a file, a directory or a hub id; set data.path=..."
     return _unreadable(source, path)

@@ -156,7 +156,7 @@ def _tree(path: str) -> dict[str, Path]:
 
 def _code(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
     code = code_digests(stage.module, core_packages())
-    for function in functions_of(settings) if "reward" in stage.settings_type.model_fields else ():
+    for function in functions_of(settings, stage.settings_type.model_fields):
         module = function.partition(":")[0]
         code |= code_digests(module, on_path(module.partition(".")[0]))
     return code

@@ -35,7 +35,7 @@ class SyntheticSettings(Settings):
 class DataSettings(Settings):
     """Where prompts, demonstrations and preferences come from, and which rows are used."""
 
-    source: Literal["synthetic", "hh", "tldr", "tables"]
+    source: str
     path: str | None
     format: Literal["text", "messages"]
     max_prompt_tokens: Count

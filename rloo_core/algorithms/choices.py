@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from rloo_core.advantages import best_of_group, group_mean, group_standardised, leave_one_out
+from rloo_core.extensions import load_extension
 from rloo_core.settings import AlgorithmSettings
 
 SequenceAdvantage = Callable[[Tensor, Tensor], Tensor]
@@ -34,6 +35,12 @@ def needs_reference(settings: AlgorithmSettings) -> bool:
     return settings.action == "pair" or settings.kl_coef > 0
 
 
-def named_advantage(settings: AlgorithmSettings) -> bool:
-    """Whether the advantage is one of ours, and no `module:function`."""
-    return settings.advantage in (*GROUP_ADVANTAGES, "running_mean", "gae")
+def own_advantage(settings: AlgorithmSettings) -> SequenceAdvantage | None:
+    """The user's advantage function, where the settings name one and none of ours.
+
+    Raises:
+        ValueError: If it cannot be imported.
+    """
+    if settings.advantage in (*GROUP_ADVANTAGES, "running_mean", "gae"):
+        return None
+    return load_extension("advantages", str(settings.advantage))

@@ -94,13 +94,15 @@ class PreferenceOptimisation(Method):
             "logprob/chosen_mean": sums.detach()[:, CHOSEN],
             "logprob/rejected_mean": sums.detach()[:, REJECTED],
             "completion/length_mean": mask.sum(-1).double().mean(-1),
-            "policy/entropy": entropy.sum((-1, -2)) / mask.sum((-1, -2)),
+            "entropy": entropy.sum((-1, -2)).double() / 2,
         }
 
     def metrics(self) -> Mapping[str, float]:
         names = sorted(self._names())
         sums = self.processes.sum(torch.tensor([self._sums.get(name, 0.0) for name in names], dtype=torch.float64))
-        return dict(zip(names, sums.tolist(), strict=True))
+        found = dict(zip(names, sums.tolist(), strict=True))
+        found["policy/entropy"] = found.pop("entropy") / found["completion/length_mean"]  # each token weighs the same
+        return found
 
     def _names(self) -> set[str]:
         """A process may have had no pair at all."""

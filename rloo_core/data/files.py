@@ -6,6 +6,7 @@ from pathlib import Path
 from rloo_core.settings import DataSettings
 
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+SOURCES = ("synthetic", "hh", "tldr", "tables")
 TABLES = ("prompts", "demonstrations", "preferences")
 SPLIT_WORDS = {
     "train": "train",
@@ -45,6 +46,8 @@ def data_entries(settings: DataSettings) -> list[Path | str]:
     """
     if settings.source == "synthetic":
         return []
+    if settings.source not in SOURCES:  # a function of the user's reads the path in its own way, if it needs one
+        return [Path(settings.path)] if settings.path is not None and Path(settings.path).exists() else []
     if settings.path is None:
         raise ValueError(
             f"data.source={settings.source} needs data.path: a directory, a file ({', '.join(FORMATS)}, also .gz), a "

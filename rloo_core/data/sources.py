@@ -1,14 +1,16 @@
 """From what `data.source` and `data.path` name to records in the columns of the three tables."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rloo_core.data import hh, records, tldr
 from rloo_core.data.files import data_entries
 from rloo_core.data.readers import read_rows
 from rloo_core.data.schema import COLUMNS, DroppedRows, Record, SourceRow, UnusableRowError
+from rloo_core.extensions import load_extension
 from rloo_core.observer import Observer
 from rloo_core.settings import DataSettings
 
@@ -37,6 +39,8 @@ def read_records(settings: DataSettings, dropped: DroppedRows, observer: Observe
     """
     if settings.source == "synthetic":
         return _synthetic(settings)
+    if settings.source not in PARSERS:
+        return _from_function(settings, dropped)
     parser = PARSERS[settings.source]
     found: list[Record] = []
     skipped: list[str] = []
@@ -55,6 +59,39 @@ def read_records(settings: DataSettings, dropped: DroppedRows, observer: Observe
     for text in skipped:
         observer.message(f"data: not read, since it has not the columns of data.source={settings.source}: {text}")
     return found
+
+
+def _from_function(settings: DataSettings, dropped: DroppedRows) -> list[Record]:
+    """Rows of a function of the user's: `f(path, seed) -> {table: rows}`, each row a dict in the table's columns."""
+    function = load_extension("data_sources", settings.source)
+    try:
+        tables = function(path=settings.path, seed=settings.seed)
+    except Exception as error:
+        raise ValueError(f"data.source={settings.source} raised {type(error).__name__}: {error}") from error
+    if not isinstance(tables, Mapping) or not tables or not set(tables) <= set(COLUMNS):
+        got = f"the keys {', '.join(map(str, tables))}" if isinstance(tables, Mapping) else type(tables).__name__
+        raise ValueError(
+            f"data.source={settings.source} must return a dict from some of {', '.join(COLUMNS)} to lists of rows; "
+            f"got {got}"
+        )
+    found: list[Record] = []
+    for table, rows in tables.items():
+        found += _parsed(
+            PARSERS["tables"], table, [_given(settings, table, i, row) for i, row in enumerate(rows)], dropped
+        )
+    return found
+
+
+def _given(settings: DataSettings, table: str, index: int, row: Any) -> SourceRow:
+    """A row of a user's function; its `split`, if it has one, says where it belongs."""
+    where = f"{settings.source} {table}:{index}"
+    if not isinstance(row, Mapping):
+        return SourceRow({}, where, table, None, f"no dict but {type(row).__name__}")
+    split = row.get("split")
+    values = {name: value for name, value in row.items() if name != "split"}
+    if split not in (None, "train", "validation", "test"):
+        return SourceRow(values, where, table, None, f"split is {split!r}, not train, validation or test")
+    return SourceRow(values, where, table, split)
 
 
 def _synthetic(settings: DataSettings) -> list[Record]:

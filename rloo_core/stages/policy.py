@@ -9,14 +9,13 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rloo_core.algorithms.choices import named_advantage, needs_critic, needs_reference, updates_per_step
+from rloo_core.algorithms.choices import needs_critic, needs_reference, own_advantage, updates_per_step
 from rloo_core.algorithms.collecting import Collector
 from rloo_core.algorithms.dpo import PreferenceOptimisation
 from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
 from rloo_core.critics import Critic
 from rloo_core.evaluation.assessment import assess, means
 from rloo_core.evaluation.figures import reward_and_kl
-from rloo_core.extensions import load_extension
 from rloo_core.layout import Layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import add_lora, merge_lora, save_model
@@ -117,7 +116,7 @@ def _online_method(bench: Bench) -> Method:
         layout=bench.layout,
         processes=loop.processes,
         monitor=_monitor(bench, reward, reference),
-        own_advantage=_own_advantage(own),
+        own_advantage=own_advantage(own),
     )
 
 
@@ -152,11 +151,6 @@ def _warn_of_truncation(own: AlgorithmSettings, observer: Observer) -> None:
             f"completions are sampled with {', '.join(used)}, but log-probs are of the untruncated distribution: the "
             f"gradient is biased and the KL may come out negative (algorithm.{used[0]}=null samples from the policy)"
         )
-
-
-def _own_advantage(own: AlgorithmSettings) -> Any:
-    """A user's `module:function`, where the advantage is none of ours."""
-    return None if named_advantage(own) else load_extension("advantages", str(own.advantage))
 
 
 def _monitor(bench: Bench, reward: Reward, reference: ReferenceLogprobs | None) -> Callable[[], dict[str, float]]:
