@@ -23,6 +23,29 @@ def _threads_of_this_machine(v: Values) -> str | None:
     return f"compute.threads={threads}, but it must be at most {most} on this machine of {os.cpu_count()} CPUs"
 
 
+@rule("compute.processes", "compute.threads", "compute.device")
+def _processes_of_this_machine(v: Values) -> str | None:
+    processes, most = v["compute.processes"], max(1, most_threads() // v["compute.threads"])
+    if processes == 1 or processes <= most or v["compute.device"] == "cuda":
+        return None
+    return (
+        f"compute.processes={processes}, but it must be at most {most} with compute.threads={v['compute.threads']} on "
+        f"this machine of {os.cpu_count()} CPUs"
+    )
+
+
+@rule("compute.processes", "algorithm.rollout_batch_size", "algorithm.group_size", "algorithm.action")
+def _a_prompt_for_every_process(v: Values) -> str | None:
+    processes, group = v["compute.processes"], v["algorithm.group_size"]
+    if v["algorithm.action"] == "pair" or v["algorithm.rollout_batch_size"] // group >= processes:
+        return None
+    return (
+        f"compute.processes={processes}, but algorithm.rollout_batch_size={v['algorithm.rollout_batch_size']} holds "
+        f"only {v['algorithm.rollout_batch_size'] // group} prompts of {group} completions; set "
+        f"algorithm.rollout_batch_size to at least {processes * group}"
+    )
+
+
 @rule("model.lora.rank", "model.lora.target_modules")
 def _adapters_have_targets(v: Values) -> str | None:
     if v["model.lora.rank"] == 0 or v["model.lora.target_modules"]:

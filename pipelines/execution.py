@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.console import Console, StageDisplay
 from pipelines.fingerprint import LIBRARIES, installed
+from pipelines.launched import run_stage
 from pipelines.outcome import Outcome
 from pipelines.plan import PlannedStage, Planner
 from pipelines.store import LOGS, Manifest, Store
@@ -146,7 +147,7 @@ class Executor:
         set_threads(self.settings.compute.threads)
         stage = STAGES[name]
         try:
-            summary = stage.load()(stage.settings(self.settings), self._directories(name), work, observer)
+            summary = run_stage(stage, stage.settings(self.settings), self._directories(name), work, observer)
         except SystemExit as error:
             raise StageExited(error.code) from error
         run.summary(summary)

@@ -58,6 +58,8 @@ SWITCHED_OFF = (
     SwitchedOff(("data.path",), lambda _, s: s.data.source != "synthetic" and bool(data_files(s.data))),
     SwitchedOff(("model.path",), lambda _, s: _local(s.model.path)),
     SwitchedOff(("reward_model.path",), lambda _, s: _local(s.reward_model.path)),
+    # Nothing is trained there.
+    SwitchedOff(("compute.processes",), lambda stage, _: stage.name == "evaluation"),
     # Two names of one device.
     SwitchedOff(("compute.device",), lambda _, s: True),
 )

@@ -215,6 +215,7 @@ class ComputeSettings(Settings):
     """The machine's part in a run."""
 
     device: Literal["auto", "cpu", "cuda"]
+    processes: Count
     threads: Count
     precision: Literal["float32", "bfloat16"]
     max_tokens_per_batch: Count

@@ -6,9 +6,11 @@ Who starts the processes and they themselves share a private folder:
     accelerate.json   how many processes; given by name, so that nobody's default config file takes part
     events            a pipe: one JSON line for each call of the observer, and the summary; the first process writes
     alive             a pipe that nothing is written to: it ends when the one who started them does
+    figure-N.png      pictures
     error-N.json      what ended process N
 """
 
+import importlib
 import json
 import os
 import sys
@@ -19,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rloo_core.observer import Observer, Row, SilentObserver
+from rloo_core.observer import Row, SilentObserver
 from rloo_core.stages import STAGES
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 REQUEST, CONFIG, EVENTS, ALIVE = "request.json", "accelerate.json", "events", "alive"
 FIGURE_DPI = 130
 ORPHANED = 3  # exit code
+CLEAR = (ValueError, TypeError, OSError, ImportError, SystemExit)  # errors that are raised again as what they were
 
 
 def launch_command(folder: Path, processes: int, arguments: Sequence[str]) -> list[str]:
@@ -40,7 +43,7 @@ def launch_command(folder: Path, processes: int, arguments: Sequence[str]) -> li
     """
     config = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU",  # Accelerate's name for torchrun; each process finds its own device, or the CPU
+        "distributed_type": "MULTI_GPU",  # its name for torchrun; each process finds its own device, or the CPU
         "num_processes": processes,
         "num_machines": 1,
         "machine_rank": 0,
@@ -142,7 +145,7 @@ def _run(request: Mapping[str, Any], folder: Path, rank: int) -> None:
     stage = STAGES[request["stage"]]
     settings = stage.settings_type.model_validate_json(json.dumps(request["settings"]))
     inputs = {name: Path(path) for name, path in request["inputs"].items()}
-    function = _load(request["module"])
+    function = importlib.import_module(request["module"]).run
     if rank > 0:
         function(settings, inputs, Path(request["out"]), SilentObserver())
         return
@@ -150,12 +153,6 @@ def _run(request: Mapping[str, Any], folder: Path, rank: int) -> None:
         observer = EventWriter(file, folder)
         summary = function(settings, inputs, Path(request["out"]), observer)
         observer.write("summary", values={name: float(value) for name, value in summary.items()})
-
-
-def _load(module: str) -> Any:
-    import importlib
-
-    return importlib.import_module(module).run
 
 
 def end_with_the_starter(pipe: Path) -> None:
@@ -175,10 +172,13 @@ def end_with_the_starter(pipe: Path) -> None:
 
 def _report(error: BaseException, folder: Path, rank: int) -> None:
     """Leave what happened for the starter; a stage that calls `sys.exit` has failed, too."""
+    kinds = [kind.__name__ for kind in CLEAR if isinstance(error, kind)]
     found = {
         "time": time.time(),
+        "kind": kinds[0] if kinds else None,
         "type": type(error).__name__,
         "message": str(error),
+        "errno": getattr(error, "errno", None),
         "traceback": "".join(traceback.format_exception(error)),
     }
     temporary = folder / f".error-{rank}.json"

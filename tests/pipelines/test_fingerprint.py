@@ -51,6 +51,7 @@ def test_form(tmp_path):
         ("seed=1", {"sft", "reward_model", "policy", "evaluation"}),
         ("data.synthetic.test=1000", {"data"}),
         ("compute.threads=1", {"sft", "reward_model", "policy", "evaluation"}),
+        ("compute.processes=2", {"sft", "reward_model", "policy"}),
         ("compute.precision=bfloat16", {"sft", "reward_model", "policy", "evaluation"}),
         ("algorithm.checkpoint_every=1", set()),
         ("sft.checkpoint_minutes=1", set()),

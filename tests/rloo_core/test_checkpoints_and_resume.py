@@ -14,8 +14,9 @@ from rloo_core.trainer import Method, TrainingLoop, make_accelerator
 
 STEPS = 7
 COMPUTE = ComputeSettings(
-    device="cpu", threads=1, precision="float32", max_tokens_per_batch=1000, layout="auto", gradient_checkpointing=False
-)
+    device="cpu", processes=1, threads=1, precision="float32", max_tokens_per_batch=1000, layout="auto",
+    gradient_checkpointing=False,
+)  # fmt: skip
 
 
 def settings(**changes):

@@ -55,7 +55,7 @@ def test_gradients_are_those_of_one_process(one, two, name, precision):
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_metrics_are_those_of_one_process(one, two, name, precision):
-    """Losses, KL, lengths, clip fractions, ratios, value statistics, gradient norms: over all tokens of all processes."""
+    """Losses, KL, lengths, clip fractions, ratios, value statistics, gradient norms: over all processes."""
     expected = one[name, precision].history
     assert len(expected[0]) > (10 if name in ONLINE else 3)
     for process in two:

@@ -33,6 +33,7 @@ SCRATCH = ScratchSettings(
 )
 COMPUTE = ComputeSettings(
     device="cpu",
+    processes=1,
     threads=1,
     precision="float32",
     max_tokens_per_batch=200,
