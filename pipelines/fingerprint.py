@@ -30,7 +30,12 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "accelerate", "peft", "numpy
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 # Settings of a stage's sections that cannot change its numbers, by their last name.
-NO_EFFECT = frozenset({"checkpoint_every", "checkpoint_minutes", "keep_checkpoints"})
+NO_EFFECT = frozenset(
+    {
+        *("checkpoint_every", "checkpoint_minutes", "keep_checkpoints"),
+        *("api_key_env", "concurrency", "attempts", "timeout_seconds", "longest_wait_seconds", "cache"),  # of a judge
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ SWITCHED_OFF = (
     SwitchedOff(("reward_model.path",), lambda _, s: _local(s.reward_model.path)),
     # Nothing is trained there.
     SwitchedOff(("compute.processes",), lambda stage, _: stage.name == "evaluation"),
+    SwitchedOff(("evaluation.llm.",), lambda _, s: "llm" not in s.evaluation.judges),
     # Two names of one device.
     SwitchedOff(("compute.device",), lambda _, s: True),
 )
@@ -136,7 +142,24 @@ def _files(stage: Stage, settings: ExperimentSettings) -> dict[str, Path]:
         found |= {f"model/{n}": p for n, p in _tree(settings.model.path).items() if weights or p.suffix not in WEIGHTS}
     if "reward_model" in sections and settings.reward_model.path is not None:
         found |= {f"reward_model/{name}": path for name, path in _tree(settings.reward_model.path).items()}
+    if "evaluation" in sections:
+        found |= _judges(settings)
     return found
+
+
+def _judges(settings: ExperimentSettings) -> dict[str, Path]:
+    """Files that decide what judges say: foreign reward models, a prompt template of one's own."""
+    kinds = [judge.partition(":") for judge in settings.evaluation.judges]
+    models = [directory for kind, _, directory in kinds if kind == "reward" and directory]
+    found = {f"judge{i}/{name}": path for i, model in enumerate(models) for name, path in _tree(model).items()}
+    template = Path(settings.evaluation.llm.template)
+    return found | ({"judge/template": template} if ("llm", "", "") in kinds and template.is_file() else {})
+
+
+def _judge_functions(settings: ExperimentSettings) -> list[str]:
+    """Functions that judge, as `module:function`."""
+    kinds = [judge.partition(":") for judge in settings.evaluation.judges]
+    return [function for kind, _, function in kinds if kind in ("function", "pairwise") and function]
 
 
 def _named(kind: str, files: list[Path]) -> dict[str, Path]:
@@ -158,7 +181,9 @@ def _tree(path: str) -> dict[str, Path]:
 
 def _code(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
     code = code_digests(stage.module, core_packages())
-    for function in functions_of(settings, stage.settings_type.model_fields):
+    sections = stage.settings_type.model_fields
+    functions = [*functions_of(settings, sections), *(_judge_functions(settings) if "evaluation" in sections else ())]
+    for function in functions:
         module = function.partition(":")[0]
         code |= code_digests(module, on_path(module.partition(".")[0]))
     return code

@@ -190,6 +190,25 @@ class AlgorithmSettings(TrainingSettings):
     eval_prompts: Count
 
 
+class LlmJudgeSettings(Settings):
+    """A language model as judge, over the OpenAI-compatible interface."""
+
+    base_url: str | None
+    model: str
+    api_key_env: str
+    template: str
+    temperature: NonNegative | None
+    max_tokens: Count
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"]
+    concurrency: Count
+    attempts: Count
+    timeout_seconds: Positive
+    longest_wait_seconds: Positive
+    cache: str
+    price_prompt: NonNegative
+    price_completion: NonNegative
+
+
 class EvaluationSettings(Settings):
     """How policies are compared on held-out prompts."""
 
@@ -197,9 +216,12 @@ class EvaluationSettings(Settings):
     prompts: Count | None
     temperature: Positive
     max_new_tokens: Count
+    completions: Count
     best_of: CountOrZero
     judge: Literal["auto", "gold", "reward"]
+    judges: Annotated[tuple[str, ...], Field(strict=False)]
     samples: Count
+    llm: LlmJudgeSettings
 
 
 class TrackingSettings(Settings):

@@ -13,6 +13,7 @@ from rloo_core.settings import (
     ComputeSettings,
     EvaluationSettings,
     EvaluationStageSettings,
+    LlmJudgeSettings,
     LoraSettings,
     ModelSettings,
     PolicyStageSettings,
@@ -45,6 +46,13 @@ TRAINING = {
     "adam_beta2": 0.999, "adam_epsilon": 1e-8, "max_grad_norm": 1.0, "eval_every": 1, "checkpoint_every": 0,
     "checkpoint_minutes": 60.0, "keep_checkpoints": 1,
 }  # fmt: skip
+
+
+LLM = LlmJudgeSettings(
+    base_url="http://127.0.0.1:9/v1", model="judge", api_key_env="RLOO_TEST_KEY", template="tldr", temperature=0.0,
+    max_tokens=50, max_tokens_name="max_tokens", concurrency=4, attempts=4, timeout_seconds=5.0,
+    longest_wait_seconds=0.05, cache="judge", price_prompt=2.0, price_completion=8.0,
+)  # fmt: skip
 
 
 def words(count: int, *key: object) -> str:
@@ -123,7 +131,8 @@ def policy_settings(
 
 def evaluation_settings(**changes) -> EvaluationStageSettings:
     values = {
-        "seed": 0, "prompts": None, "temperature": 0.8, "max_new_tokens": 6, "best_of": 0, "judge": "auto", "samples": 2
+        "seed": 0, "prompts": None, "temperature": 0.8, "max_new_tokens": 6, "completions": 1, "best_of": 0,
+        "judge": "auto", "judges": (), "samples": 2, "llm": LLM,
     }  # fmt: skip
     terms = RewardSettings(terms=("reward_model",))
     own = EvaluationSettings(**(values | changes))
