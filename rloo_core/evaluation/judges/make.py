@@ -1,5 +1,6 @@
 """From a judge's name, as people type it, to the judge."""
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from rloo_core.evaluation.judges import scores
 from rloo_core.evaluation.judges.base import Judge, Question, Verdict
 from rloo_core.evaluation.judges.scores import Score, ScoreJudge
 from rloo_core.reward_models import load_reward_model
-from rloo_core.rewards import load_function
 from rloo_core.settings import LlmJudgeSettings
 from rloo_core.tokenization import ensure_pad_token, load_tokenizer
 
@@ -55,7 +55,7 @@ def make_judge(name: str, means: Means) -> Judge:
     if name == "llm":
         return _language_model(means)
     if kind == "function" and rest:
-        return ScoreJudge(name, scores.function_score(_function(name, rest), rest))
+        return ScoreJudge(name, scores.function_score(_function(name, rest), name))
     if kind == "pairwise" and rest:
         return PairwiseFunction(name, _function(name, rest))
     if kind == "reward" and rest:
@@ -99,10 +99,14 @@ class PairwiseFunction:
 
 
 def _function(name: str, path: str) -> Callable[..., Any]:
+    """Import `MODULE:NAME`."""
     try:
-        return load_function(path)
-    except ValueError as error:
-        raise ValueError(f"judge {name}: {error}") from error
+        function: Callable[..., Any] = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"judge {name}: {error}; it must read {name.partition(':')[0]}:MODULE:NAME") from error
+    if not callable(function):
+        raise ValueError(f"judge {name}: {path} is a {type(function).__name__}, not a function")
+    return function
 
 
 def _language_model(means: Means) -> Judge:

@@ -1,5 +1,6 @@
 """Judges that score each completion by itself: the higher score wins, whatever the order."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from rloo_core.data.synthetic import gold_rewards
 from rloo_core.evaluation.judges.base import Question, Verdict
 from rloo_core.evaluation.overlap import rouge
 from rloo_core.reward_models import RewardModel, score_completions
-from rloo_core.rewards import RewardFunction, function_scores
 from rloo_core.tokenization import encode_completion, encode_prompt
 from rloo_core.types import CompletionGroups
 
@@ -88,15 +88,32 @@ def gold_score(prompts: Sequence[str], completions: Sequence[str], rows: Sequenc
     return list(gold_rewards(prompts=prompts, completions=completions, facts=[row["facts"] for row in rows]))
 
 
-def function_score(function: RewardFunction, name: str) -> Score:
-    """Scores of `f(prompts, completions, **columns)`, the convention of reward functions."""
+def function_score(function: Callable[..., Any], name: str) -> Score:
+    """Scores of `f(prompts, completions, **columns)`, the convention of reward functions.
+
+    Raises:
+        ValueError: On a call, if the function raises, or returns anything but one finite number a completion.
+    """
 
     def score(prompts: Sequence[str], completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[float]:
         names = [column for column in rows[0] if column not in ("prompt", "completion")] if rows else []
         columns = {column: [row.get(column) for row in rows] for column in names}
-        return function_scores(function, name, prompts, completions, columns)
+        try:
+            values = list(function(prompts=prompts, completions=completions, **columns))
+        except Exception as error:
+            raise ValueError(f"the judge {name} raised {type(error).__name__}: {error}") from error
+        if len(values) != len(completions) or not all(_finite(value) for value in values):
+            raise ValueError(
+                f"the judge {name} must return {len(completions)} finite numbers, one a completion; got {len(values)} "
+                f"values, {values[:3]}…"
+            )
+        return [float(value) for value in values]
 
     return score
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def reward_model_score(
