@@ -26,25 +26,31 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Assessment:
-    """K completions a prompt and their measures, all [P, K] on the CPU."""
+    """K completions a prompt and their measures, all [P, K] on the CPU.
 
+    `kl` is the sampled log-ratio to the reference (k1), `kl_k3` the estimate that is never negative; nats a completion.
+    """
+
+    ids: list[list[list[int]]]
     texts: list[list[str]]
     proxy_reward: Tensor
     gold_reward: Tensor | None
     kl: Tensor | None
+    kl_k3: Tensor | None
     length: Tensor
     finished: Tensor
 
-    def first(self) -> dict[str, list[float]]:
-        """The measures of each prompt's first completion, one value a prompt."""
+    def first(self, count: int = 1) -> dict[str, list[float]]:
+        """The measures of each prompt's first completions (`count` of them), prompt by prompt."""
         measures = {
             "proxy_reward": self.proxy_reward,
             "gold_reward": self.gold_reward,
             "kl": self.kl,
+            "kl_k3": self.kl_k3,
             "length": self.length,
             "finished": self.finished,
         }
-        return {name: values[:, 0].tolist() for name, values in measures.items() if values is not None}
+        return {name: values[:, :count].flatten().tolist() for name, values in measures.items() if values is not None}
 
 
 @torch.no_grad()
@@ -80,6 +86,7 @@ def assess(
     device = next(policy.parameters()).device
     parts: list[dict[str, Tensor]] = []
     texts: list[list[str]] = [[] for _ in prompts.ids]
+    ids_of: list[list[list[int]]] = [[] for _ in prompts.ids]
     lengths = [len(ids) + sampling.max_new_tokens for ids in prompts.ids]
     order: list[int] = []
     for batch in token_budget_batches(lengths, sampling.max_tokens, samples):
@@ -90,21 +97,24 @@ def assess(
         measured = {"proxy_reward": proxy(groups, rows), "length": groups.response_mask.sum(-1).float()}
         measured["finished"] = finished(groups, sampling.eos_ids).float()
         if reference is not None:
-            measured["kl"] = _kl(policy, reference, groups.to(device), kl_temperature).cpu()
+            measured |= _kl(policy, reference, groups.to(device), kl_temperature)
         if gold is not None:
             measured["gold_reward"] = gold(groups, rows)
         parts.append(measured)
         for i, group in zip(batch, groups.completion_lists(), strict=True):
+            ids_of[i] = group
             texts[i] = [decode_completion(tokenizer, ids, sampling.eos_ids) for ids in group]
         order += batch
         progress(len(order))
     where = torch.tensor(order).argsort()
     values = {name: torch.cat([part[name] for part in parts])[where] for name in parts[0]}
     return Assessment(
+        ids_of,
         texts,
         values["proxy_reward"],
         values.get("gold_reward"),
         values.get("kl"),
+        values.get("kl_k3"),
         values["length"],
         values["finished"],
     )
@@ -117,6 +127,7 @@ def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 def _kl(
     policy: nn.Module, reference: Callable[[CompletionGroups], Tensor], groups: CompletionGroups, temperature: float
-) -> Tensor:
-    logprobs = completion_logprobs(policy, groups, temperature=temperature).logprobs
-    return sequence_kl(logprobs, reference(groups), groups.response_mask, "k1")
+) -> dict[str, Tensor]:
+    logprobs, ref_logprobs = completion_logprobs(policy, groups, temperature=temperature).logprobs, reference(groups)
+    k1, k3 = (sequence_kl(logprobs, ref_logprobs, groups.response_mask, kind) for kind in ("k1", "k3"))
+    return {"kl": k1.cpu(), "kl_k3": k3.cpu()}

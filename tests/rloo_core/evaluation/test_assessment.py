@@ -25,7 +25,7 @@ def test_measures_stay_with_their_prompts_however_they_are_batched():
     policy, reference = tiny_neox().double(), reference_logprobs(tiny_neox(seed=1).double(), 1.0)
     whole, one_by_one = (assessment(policy, reference, max_tokens=tokens) for tokens in (1000, 1))
     assert whole.texts == one_by_one.texts
-    for name in ("proxy_reward", "gold_reward", "kl", "length", "finished"):
+    for name in ("proxy_reward", "gold_reward", "kl", "kl_k3", "length", "finished"):
         assert_close(getattr(whole, name), getattr(one_by_one, name))
     assert whole.gold_reward[:, 0].tolist() == [ord(name) for name in "abc"]
     assert torch.equal(whole.proxy_reward, whole.length.double())
