@@ -220,6 +220,7 @@ class EvaluationSettings(Settings):
     best_of: CountOrZero
     judge: Literal["auto", "gold", "reward"]
     judges: Annotated[tuple[str, ...], Field(strict=False)]
+    judge_decoding: Literal["greedy", "sampled", "both"]
     samples: Count
     llm: LlmJudgeSettings
 

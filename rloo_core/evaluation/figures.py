@@ -1,19 +1,28 @@
-"""Pictures of a run: legible in print, told apart without colour."""
+"""Pictures of a run: legible in print and on a phone, told apart without colour, the same for MLflow and the report."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe & Ito 2008, safe for colour-blind readers
+WIDTH = 5.6  # inches
+NAMES = {"sft": "SFT", "policy": "policy", "policy_against_sft": "policy against SFT"}
+STYLES = {"sft": (BLUE, "--", "o"), "policy": (ORANGE, "-", "s")}
+
+History = Sequence[Mapping[str, float]]
+Row = Mapping[str, Any]
 
 
-def reward_and_kl(history: Sequence[Mapping[str, float]]) -> Figure:
+def reward_and_kl(history: History) -> Figure:
     """Reward on top, KL to the reference below, over steps; held-out values as marks where there are any.
 
     Args:
         history: Metrics by step, each with its `step`.
     """
-    figure = Figure(figsize=(7, 6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     _line(top, history, "reward/mean", BLUE, "reward, training prompts (less what cut-off completions pay)", alpha=0.55)
     _marks(top, history, "validation/proxy_reward", BLUE, "o", "proxy reward, held-out prompts")
@@ -21,28 +30,203 @@ def reward_and_kl(history: Sequence[Mapping[str, float]]) -> Figure:
     top.set_ylabel("reward")
     _line(bottom, history, "kl/mean", GREEN, "training prompts", alpha=0.55)
     _marks(bottom, history, "validation/kl", GREEN, "^", "held-out prompts")
-    bottom.set_ylabel("KL to the reference, nats a completion")
+    bottom.set_ylabel("KL to the reference, nats")
     bottom.set_xlabel("step")
-    for axes in (top, bottom):
+    return _tidied(figure)
+
+
+def reward_against_kl(history: History) -> Figure | None:
+    """What was paid in KL for what was gained in reward, on held-out prompts, from the first evaluation to the last.
+
+    Args:
+        history: Metrics by step, with `validation/kl` and the validation rewards.
+
+    Returns:
+        None where there are fewer than two evaluations.
+    """
+    rows = [row for row in history if "validation/kl" in row]
+    if len(rows) < 2:
+        return None
+    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+    axes = figure.subplots()
+    kinds = (
+        ("proxy_reward", BLUE, "o", "proxy reward"),
+        ("gold_reward", ORANGE, "s", "gold reward (never trained on)"),
+    )
+    for name, color, marker, label in kinds:
+        points = [(row["validation/kl"], row[f"validation/{name}"]) for row in rows if f"validation/{name}" in row]
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, color=color, marker=marker, markersize=5, linewidth=1.2, label=label)
+            axes.annotate(
+                f"step {rows[-1]['step']:.0f}", (x[-1], y[-1]), (4, 4), textcoords="offset points", fontsize=8
+            )
+    axes.set_xlabel("KL to the reference, nats a completion")
+    axes.set_ylabel("reward")
+    return _tidied(figure)
+
+
+def win_rate_rows(summary: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The win rates of a summary, as they stand in the figure and in its table: label, value, low, high (percent)."""
+    rows = []
+    for name, label in NAMES.items():
+        for mode in ("sampled", "greedy"):
+            rows += _rate(summary, f"evaluation/{name}/{mode}/win_rate", f"{label}, {mode}")
+            rows += _rate(
+                summary, f"evaluation/{name}/{mode}/length_controlled_win_rate", f"{label}, {mode}, at equal length"
+            )
+    return rows + _rate(summary, "evaluation/sft/best_of_n/win_rate", "SFT, best of n by the reward")
+
+
+def win_rates(rows: Sequence[Row]) -> Figure:
+    """Bars with 95 % intervals, and a line where both would be equally good.
+
+    Args:
+        rows: See `win_rate_rows`.
+    """
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(rows))[::-1]
+    values = np.array([row["value"] for row in rows])
+    errors = np.array([[row["value"] - row["low"], row["high"] - row["value"]] for row in rows]).clip(0).T
+    colors = [BLUE if row["label"].startswith("SFT") else ORANGE for row in rows]
+    hatches = ["///" if "equal length" in row["label"] else "" for row in rows]
+    axes.barh(places, values, height=0.62, color=colors, alpha=0.55, hatch=hatches, edgecolor="white", linewidth=0)
+    axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="black", elinewidth=1.1, capsize=2.5)
+    axes.axvline(50, color="black", linewidth=0.8, linestyle=":")
+    axes.set_yticks(places, [row["label"] for row in rows], fontsize=8.5)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("win rate, % (ties one half)")
+    return _tidied(figure)
+
+
+def distributions(rows: Sequence[Row], measure: str, label: str, mode: str = "sampled") -> Figure:
+    """How a measure spreads over the test prompts, SFT and policy.
+
+    Args:
+        rows: Rows of `completions.jsonl`.
+        measure: E.g. "length" or "proxy_reward".
+        label: Of the axis.
+        mode: Which completions.
+    """
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    axes = figure.subplots()
+    columns = {name: [row[f"{name}_{mode}_{measure}"] for row in rows] for name in STYLES}
+    edges = histogram_edges([value for column in columns.values() for value in column])
+    for name, column in columns.items():
+        color, line, _ = STYLES[name]
+        axes.hist(column, bins=edges, histtype="step", color=color, linestyle=line, linewidth=1.6, label=NAMES[name])
+    axes.set_xlabel(label)
+    axes.set_ylabel("prompts")
+    return _tidied(figure)
+
+
+def histogram_edges(values: Sequence[float]) -> list[float]:
+    """Up to 24 bins of one width; whole numbers are not split."""
+    low, high = min(values), max(values)
+    if all(float(value).is_integer() for value in values):
+        width = max(1, int(np.ceil((high - low + 1) / 24)))
+        return [float(edge) for edge in np.arange(low - 0.5, high + width + 0.5, width)]
+    return [float(edge) for edge in np.linspace(low, high if high > low else low + 1.0, 25)]
+
+
+def calibration(curve: Sequence[Row]) -> Figure:
+    """Reliability of the reward model: how often it is right when it is so sure.
+
+    Args:
+        curve: Rows of confidence, accuracy and share.
+    """
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0.5, 1.0], [0.5, 1.0], color="black", linewidth=0.8, linestyle=":", label="perfectly calibrated")
+    confidence, accuracy = ([row[name] for row in curve] for name in ("confidence", "accuracy"))
+    sizes = [20 + 400 * row["share"] for row in curve]
+    axes.plot(confidence, accuracy, color=BLUE, linewidth=1.2)
+    axes.scatter(confidence, accuracy, s=sizes, color=BLUE, alpha=0.55, linewidths=0)
+    axes.set_xlabel("confidence of the reward model (area: share of pairs)")
+    axes.set_ylabel("share ranked as people did")
+    return _tidied(figure)
+
+
+def by_length(details: Mapping[str, Sequence[Row]]) -> Figure:
+    """Win rates of comparisons by how the lengths differ.
+
+    Args:
+        details: Bins (`low`, `high`, `compared`, `win_rate…`) by the comparison's label.
+    """
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    axes = figure.subplots()
+    names: list[str] = []
+    for shift, ((label, bins), color, marker) in enumerate(
+        zip(details.items(), (BLUE, ORANGE, GREEN), "os^", strict=False)
+    ):
+        names = [length_label(row) for row in bins]
+        kept = [(i, row) for i, row in enumerate(bins) if "win_rate" in row]
+        places = [i + 0.12 * (shift - 1) for i, _ in kept]
+        values = np.array([100 * row["win_rate"] for _, row in kept])
+        ends = np.array([[100 * row["win_rate_low"], 100 * row["win_rate_high"]] for _, row in kept]).reshape(-1, 2)
+        errors = np.abs(ends.T - values)
+        axes.errorbar(places, values, yerr=errors, fmt=marker, color=color, capsize=2.5, label=label, markersize=5)
+    axes.axhline(50, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(names)), names, fontsize=8.5)
+    axes.set_xlabel("length, relative to the other completion's")
+    axes.set_ylabel("win rate, %")
+    axes.set_ylim(0, 100)
+    return _tidied(figure)
+
+
+def length_label(row: Row) -> str:
+    """A bin of relative lengths in words."""
+    if row["high"] is None:
+        return f"over {row['low']:.2g}×"
+    return f"under {row['high']:.2g}×" if row["low"] == 0 else f"{row['low']:.2g}–{row['high']:.2g}×"
+
+
+def evaluation_figures(summary: Mapping[str, float], rows: Sequence[Row], curve: Sequence[Row]) -> dict[str, Figure]:
+    """The figures of an evaluation, by name; those that lack their numbers are absent."""
+    rates = win_rate_rows(summary)
+    figures = {
+        "length": distributions(rows, "length", "length, tokens"),
+        "proxy_reward": distributions(rows, "proxy_reward", "reward"),
+    }
+    if any("sft_sampled_gold_reward" in row for row in rows):
+        figures["gold_reward"] = distributions(rows, "gold_reward", "gold reward")
+    return (
+        figures
+        | ({"win_rates": win_rates(rates)} if rates else {})
+        | ({"calibration": calibration(curve)} if curve else {})
+    )
+
+
+def _rate(summary: Mapping[str, float], key: str, label: str) -> list[dict[str, Any]]:
+    if key not in summary:
+        return []
+    value, low, high = (100 * summary[key + end] for end in ("", "_low", "_high"))
+    return [{"label": label, "value": value, "low": low, "high": high}]
+
+
+def _tidied(figure: Figure) -> Figure:
+    for axes in figure.axes:
         axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=9)
+            axes.legend(frameon=False, fontsize=8.5)
     return figure
 
 
-def _points(history: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
+def _points(history: History, name: str) -> tuple[list[float], list[float]]:
     rows = [row for row in history if name in row]
     return [row["step"] for row in rows], [row[name] for row in rows]
 
 
-def _line(axes, history, name, color, label, alpha) -> None:  # type: ignore[no-untyped-def]
+def _line(axes: Axes, history: History, name: str, color: str, label: str, alpha: float) -> None:
     steps, values = _points(history, name)
     if steps:
         axes.plot(steps, values, color=color, label=label, alpha=alpha, linewidth=1.2)
 
 
-def _marks(axes, history, name, color, marker, label) -> None:  # type: ignore[no-untyped-def]
+def _marks(axes: Axes, history: History, name: str, color: str, marker: str, label: str) -> None:
     steps, values = _points(history, name)
     if steps:
         axes.plot(steps, values, color=color, marker=marker, markersize=5, label=label, linewidth=1.6)

@@ -1,16 +1,20 @@
 """Evaluation: SFT and optimised policy on the same held-out prompts, greedy and sampled."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rloo_core.evaluation.assessment import Assessment, Prompts, assess, means
-from rloo_core.evaluation.intervals import Estimate, paired_difference, win_rate, wins
+from rloo_core.evaluation.assessment import Assessment, Prompts, assess
+from rloo_core.evaluation.comparisons import Comparison
+from rloo_core.evaluation.figures import evaluation_figures
+from rloo_core.evaluation.judges.base import Judge
+from rloo_core.evaluation.judges.make import Means, make_judge
+from rloo_core.evaluation.perplexity import perplexity, token_logprobs
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.observer import Observer
 from rloo_core.rewards import Reward
@@ -24,6 +28,24 @@ from rloo_core.stages.common import (
     stage_policy,
     stage_tokenizer,
     use_threads,
+)
+from rloo_core.stages.evaluation_files import (
+    comparison_details,
+    completion_rows,
+    judgement_rows,
+    token_texts,
+    write_json,
+    write_lines,
+)
+from rloo_core.stages.evaluation_results import (
+    Arms,
+    best_of_n,
+    further_judges,
+    pairings,
+    reward_model_record,
+    scorecards,
+    shown_text,
+    win_rates,
 )
 from rloo_core.stages.rewards import RewardSource, stage_reward
 from rloo_core.tokenization import encode_completion
@@ -52,47 +74,136 @@ class Bench:
         assert scores is not None
         return scores.tolist()
 
+    def reference_texts(self) -> list[str] | None:
+        """The references, where the prompts that are evaluated have them."""
+        return None if self.reference_scores is None else [shown_text(row["reference"]) for row in self.prompts.rows]
+
 
 def run(
     settings: EvaluationStageSettings, inputs: Mapping[str, Path], out: Path, observer: Observer
 ) -> dict[str, float]:
-    """Compare both policies with the references; leaves `completions.jsonl` and `evaluation.json`.
+    """Compare both policies with the references and with each other; leaves the files of `evaluation_files`.
 
     Returns:
-        `evaluation/{sft,policy}/{greedy,sampled}/{win_rate,win_rate_low,win_rate_high,proxy_reward,gold_reward,kl,
-        length,finished}`, `evaluation/difference/{greedy,sampled}/win_rate…` (policy - SFT, paired by prompt) and
-        `evaluation/sft/best_of_n/…`. `kl` is the sampled log-ratio to the SFT model, nats a completion; of greedy
-        completions it is the log-ratio along that one path, not an estimate of the KL. Where the test prompts have no
-        references, win rates are left out.
+        evaluation/{sft,policy}/{greedy,sampled}/…  the scorecard of `evaluation.scorecard`, `perplexity` (of the
+            completions under the SFT model, at temperature 1), and against the references `win_rate…`,
+            `length_controlled_win_rate…`, `length_effect`, `ties`
+        evaluation/policy_against_sft/{mode}/…      the same win rates of the policy against SFT
+        evaluation/difference/{mode}/win_rate…      win rates against the references, policy - SFT, paired by prompt
+        evaluation/sft/best_of_n/win_rate…          SFT's best sample by the reward
+        evaluation/reward_model/…                   on held-out preferences
+        evaluation/judges/{judge}/…                 by each further judge
+
+        `kl` is the sampled log-ratio to the SFT model, nats a completion; of greedy completions it is the log-ratio
+        along that one path, not an estimate of the KL. Without references in the test prompts, what needs them is
+        left out.
+
+    Raises:
+        ValueError: If there are no test prompts, or a judge lacks what it needs; before anything is sampled.
+        JudgeError: If a judge gives no answers. What it has answered is kept.
     """
     use_threads(settings.compute)
     tokenizer = stage_tokenizer(inputs)
     device = make_accelerator(settings.compute).device
+    means = Means(
+        settings.evaluation.llm,
+        settings.model.chat_template,
+        settings.compute.max_tokens_per_batch,
+        device,
+        observer.message,
+    )
+    judges = [make_judge(name, means) for name in settings.evaluation.judges]
     bench = _bench(settings, inputs, tokenizer, device, observer)
     if bench.reference_scores is None:
         observer.message("the test prompts have no `reference`: win rates are left out")
+    models = {name: bench.reference_model if name == "sft" else stage_policy(inputs[name], tokenizer, device)
+              for name in POLICIES}  # fmt: skip
     total = len(POLICIES) * len(MODES)
     assessments: dict[tuple[str, str], Assessment] = {}
     for name in POLICIES:
-        model = bench.reference_model if name == "sft" else stage_policy(inputs[name], tokenizer, device)
         for mode in MODES:
-            done = len(assessments)
-            observer.progress(done, total, f"{name}, {mode}")
-            assessments[name, mode] = _assess(bench, name, mode, model)
+            observer.progress(len(assessments), total, f"{name}, {mode}")
+            assessments[name, mode] = _assess(bench, name, mode, models[name])
     observer.progress(total, total)
-    summary: dict[str, float] = {"evaluation/prompts": float(len(bench.prompts.ids))}
-    for key, assessment in assessments.items():
-        prefix = "evaluation/" + "/".join(key)
-        measures = {"kl": 0.0} | means(assessment.first())  # the SFT model is the reference, so its KL is not measured
-        summary |= {f"{prefix}/{name}": value for name, value in measures.items()}
-    if bench.reference_scores is not None:
-        summary |= _win_rates(bench, assessments, bench.reference_scores)
-    rows = _rows(bench, assessments)
+    summary, details, by_judge = _results(bench, assessments, judges)
+    record, curve = reward_model_record(
+        inputs, settings.model.chat_template, settings.compute, device, settings.evaluation.seed
+    )
+    summary |= record
+    rows = completion_rows(assessments, bench.prompts.rows, bench.reference_scores)
     observer.table("samples", rows[: settings.evaluation.samples])
-    (out / "completions.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    (out / "evaluation.json").write_text(json.dumps(summary, indent=1))
+    write_lines(out / "completions.jsonl", rows)
+    write_lines(out / "judgements.jsonl", judgement_rows(by_judge))
+    write_json(out / "details.json", details | {"calibration": curve})
+    write_json(out / "samples.json", _samples(bench, assessments, models))
+    write_json(out / "evaluation.json", summary)
+    for title, figure in evaluation_figures(summary, rows, curve).items():
+        observer.figure(title, figure)
     observer.metrics(0, summary)
     return summary
+
+
+def _results(
+    bench: Bench, assessments: Arms, judges: Sequence[Judge]
+) -> tuple[dict[str, float], dict[str, Any], dict[str, dict[str, Comparison]]]:
+    """The summary, details for the report, and the further judges' comparisons."""
+    own = bench.settings.evaluation
+    texts, scores = bench.reference_texts(), {key: bench.judge_scores(arm) for key, arm in assessments.items()}
+    summary = {"evaluation/prompts": float(len(bench.prompts.ids))}
+    summary |= scorecards(assessments, own.completions, texts) | _perplexities(bench, assessments)
+    references = None
+    if texts is not None and bench.reference_scores is not None:
+        references = list(zip(texts, bench.reference_scores, strict=True))
+    paired = pairings(assessments, scores, references, own.completions)
+    compared = {pairing.name: pairing.by_scores(own.seed) for pairing in paired}
+    summary |= win_rates(compared)
+    if own.best_of >= 2 and bench.reference_scores is not None:
+        best = best_of_n(assessments["sft", "sampled"], scores["sft", "sampled"], bench.reference_scores, own.seed)
+        summary |= best
+    asked = [p for p in paired if own.judge_decoding in (p.mode, "both")]
+    judged, by_judge = further_judges(judges, asked, compared, bench.prompts, own.seed) if judges else ({}, {})
+    name = "reward" if bench.gold is None else "gold"
+    details = {judge: comparison_details(each) for judge, each in ({name: compared} | by_judge).items()}
+    return summary | judged, {"judge": name, "comparisons": details}, by_judge
+
+
+def _perplexities(bench: Bench, assessments: Arms) -> dict[str, float]:
+    """Of each arm's completions under the SFT model: how far they are from what it would write."""
+    found = {}
+    for (name, mode), arm in assessments.items():
+        pairs = [(i, ids) for i, group in enumerate(arm.ids) for ids in group[: bench.settings.evaluation.completions]]
+        found[f"evaluation/{name}/{mode}/perplexity"] = perplexity(_logprobs(bench, bench.reference_model, pairs))
+    return found
+
+
+def _logprobs(bench: Bench, model: nn.Module, pairs: Sequence[tuple[int, Sequence[int]]]) -> list[list[float]]:
+    """Log-probs of completions, each given with the index of its prompt."""
+    prompts = [bench.prompts.ids[i] for i, _ in pairs]
+    budget = bench.settings.compute.max_tokens_per_batch
+    return token_logprobs(model, prompts, [ids for _, ids in pairs], budget, pad_id(bench.tokenizer))
+
+
+def _samples(bench: Bench, assessments: Arms, models: Mapping[str, nn.Module]) -> list[dict[str, Any]]:
+    """The first prompts with every policy's completion, token by token: how much likelier the policy finds it than SFT.
+
+    Log-ratios are at temperature 1, log pi_policy - log pi_sft, also of SFT's own completions.
+    """
+    count = bench.settings.evaluation.samples
+    rows = completion_rows(assessments, bench.prompts.rows[:count], bench.reference_scores)
+    shown: list[dict[str, Any]] = [
+        {"prompt": row["prompt"], "reference": row.get("reference"), "completions": {}} for row in rows
+    ]
+    for (name, mode), arm in assessments.items():
+        pairs = [(i, group[0]) for i, group in enumerate(arm.ids[:count])]
+        both = zip(*(_logprobs(bench, models[which], pairs) for which in ("policy", "sft")), strict=True)
+        for (i, ids), (policy, sft) in zip(pairs, both, strict=True):
+            prefix = f"{name}_{mode}_"
+            shown[i]["completions"][f"{name}/{mode}"] = {
+                "tokens": token_texts(bench.tokenizer, ids),
+                "log_ratios": [round(a - b, 3) for a, b in zip(policy, sft, strict=True)],
+                **{key.removeprefix(prefix): value for key, value in rows[i].items() if key.startswith(prefix)},
+            }
+    return shown
 
 
 def _bench(
@@ -132,7 +243,7 @@ def _reference_scores(prompts: Prompts, judge: Reward, tokenizer: PreTrainedToke
 def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
     own = bench.settings.evaluation
     temperature = 0.0 if mode == "greedy" else own.temperature
-    many = own.best_of if (name, mode) == ("sft", "sampled") else 1
+    many = 1 if mode == "greedy" else max(own.completions, own.best_of if name == "sft" else 1)
     return assess(
         model,
         None if name == "sft" else reference_logprobs(bench.reference_model, own.temperature),
@@ -145,62 +256,9 @@ def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
             max_new_tokens=own.max_new_tokens,
             compute=bench.settings.compute,
         ),
-        samples=max(1, many),
+        samples=many,
         seed=own.seed,
         proxy=bench.proxy,
         gold=bench.gold,
         kl_temperature=own.temperature,
     )
-
-
-def _win_rates(
-    bench: Bench, assessments: Mapping[tuple[str, str], Assessment], reference_scores: list[float]
-) -> dict[str, float]:
-    """Win rates of each prompt's first completion against its reference, and their difference."""
-    outcomes = {
-        key: wins([scores[0] for scores in bench.judge_scores(assessment)], reference_scores)
-        for key, assessment in assessments.items()
-    }
-    summary: dict[str, float] = {}
-    for key, outcome in outcomes.items():
-        summary |= _named(f"evaluation/{'/'.join(key)}/win_rate", win_rate(outcome))
-    for mode in MODES:
-        value, low, high = paired_difference(outcomes["policy", mode], outcomes["sft", mode])
-        within = Estimate(value, max(low, -1.0), min(high, 1.0))  # t intervals of few prompts know no bounds
-        summary |= _named(f"evaluation/difference/{mode}/win_rate", within)
-    return summary | _best_of_n(bench, assessments["sft", "sampled"], reference_scores)
-
-
-def _best_of_n(bench: Bench, assessment: Assessment, reference_scores: list[float]) -> dict[str, float]:
-    """Win rate of the completion that the reward model prefers among N of the SFT model."""
-    if bench.settings.evaluation.best_of < 2:
-        return {}
-    best = assessment.proxy_reward.argmax(dim=1).tolist()
-    scores = [row[k] for row, k in zip(bench.judge_scores(assessment), best, strict=True)]
-    return _named("evaluation/sft/best_of_n/win_rate", win_rate(wins(scores, reference_scores)))
-
-
-def _named(name: str, estimate: Estimate) -> dict[str, float]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
-def _rows(bench: Bench, assessments: Mapping[tuple[str, str], Assessment]) -> list[dict[str, object]]:
-    """One row a prompt: prompt, reference, and each policy's completion with its rewards."""
-    rows: list[dict[str, object]] = []
-    for i, prompt in enumerate(bench.prompts.rows):
-        row: dict[str, object] = {"prompt": _text(prompt["prompt"])}
-        if bench.reference_scores is not None:
-            row["reference"] = _text(prompt["reference"])
-            row["reference_score"] = round(bench.reference_scores[i], 4)
-        for (name, mode), assessment in assessments.items():
-            row[f"{name}_{mode}"] = assessment.texts[i][0]
-            row[f"{name}_{mode}_proxy_reward"] = round(assessment.proxy_reward[i, 0].item(), 4)
-            if assessment.gold_reward is not None:
-                row[f"{name}_{mode}_gold_reward"] = round(assessment.gold_reward[i, 0].item(), 4)
-        rows.append(row)
-    return rows
-
-
-def _text(value: str | Sequence[Mapping[str, str]]) -> str:
-    """A text, or chat messages as lines."""
-    return value if isinstance(value, str) else "\n".join(f"{m['role']}: {m['content']}" for m in value)
