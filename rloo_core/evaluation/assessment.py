@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from rloo_core.batching import token_budget_batches
 from rloo_core.kl import sequence_kl
 from rloo_core.logprobs import completion_logprobs
+from rloo_core.masking import masked_sum
 from rloo_core.rewards import Reward, Row
 from rloo_core.rollout import Sampling, finished, sample_completions, uniform_numbers
 from rloo_core.tokenization import decode_completion
@@ -28,7 +29,8 @@ class Prompts:
 class Assessment:
     """K completions a prompt and their measures, all [P, K] on the CPU.
 
-    `kl` is the sampled log-ratio to the reference (k1), `kl_k3` the estimate that is never negative; nats a completion.
+    `kl` is the sampled log-ratio to the reference (k1), `kl_k3` the estimate that is never negative, `ref_logprob` the
+    completion's log-prob under the reference, all at the temperature of the KL; nats a completion.
     """
 
     ids: list[list[list[int]]]
@@ -37,6 +39,7 @@ class Assessment:
     gold_reward: Tensor | None
     kl: Tensor | None
     kl_k3: Tensor | None
+    ref_logprob: Tensor | None
     length: Tensor
     finished: Tensor
 
@@ -115,6 +118,7 @@ def assess(
         values.get("gold_reward"),
         values.get("kl"),
         values.get("kl_k3"),
+        values.get("ref_logprob"),
         values["length"],
         values["finished"],
     )
@@ -130,4 +134,5 @@ def _kl(
 ) -> dict[str, Tensor]:
     logprobs, ref_logprobs = completion_logprobs(policy, groups, temperature=temperature).logprobs, reference(groups)
     k1, k3 = (sequence_kl(logprobs, ref_logprobs, groups.response_mask, kind) for kind in ("k1", "k3"))
-    return {"kl": k1.cpu(), "kl_k3": k3.cpu()}
+    ref_logprob = masked_sum(ref_logprobs, groups.response_mask, -1)
+    return {"kl": k1.cpu(), "kl_k3": k3.cpu(), "ref_logprob": ref_logprob.cpu()}

@@ -58,9 +58,8 @@ def reward_against_kl(history: History) -> Figure | None:
         if points:
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=color, marker=marker, markersize=5, linewidth=1.2, label=label)
-            axes.annotate(
-                f"step {rows[-1]['step']:.0f}", (x[-1], y[-1]), (4, 4), textcoords="offset points", fontsize=8
-            )
+            last = f"step {rows[-1]['step']:.0f}"
+            axes.annotate(last, (x[-1], y[-1]), (4, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel("KL to the reference, nats a completion")
     axes.set_ylabel("reward")
     return _tidied(figure)

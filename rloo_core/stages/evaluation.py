@@ -1,5 +1,6 @@
 """Evaluation: SFT and optimised policy on the same held-out prompts, greedy and sampled."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,10 +170,15 @@ def _results(
 
 def _perplexities(bench: Bench, assessments: Arms) -> dict[str, float]:
     """Of each arm's completions under the SFT model: how far they are from what it would write."""
+    count = bench.settings.evaluation.completions
     found = {}
     for (name, mode), arm in assessments.items():
-        pairs = [(i, ids) for i, group in enumerate(arm.ids) for ids in group[: bench.settings.evaluation.completions]]
-        found[f"evaluation/{name}/{mode}/perplexity"] = perplexity(_logprobs(bench, bench.reference_model, pairs))
+        if arm.ref_logprob is not None and bench.settings.evaluation.temperature == 1.0:
+            logprob, tokens = arm.ref_logprob[:, :count].sum().item(), arm.length[:, :count].sum().item()
+            found[f"evaluation/{name}/{mode}/perplexity"] = math.exp(-logprob / tokens)
+        else:
+            pairs = [(i, ids) for i, group in enumerate(arm.ids) for ids in group[:count]]
+            found[f"evaluation/{name}/{mode}/perplexity"] = perplexity(_logprobs(bench, bench.reference_model, pairs))
     return found
 
 

@@ -79,14 +79,12 @@ def pairings(
         ours = [(arm.texts[p][k], scores[name, mode][p][k]) for p, k in pairs]
         opponents = {} if references is None else {f"{name}/{mode}": [references[p] for p in prompts]}
         if name != "sft":
-            before = arms["sft", mode]
-            opponents[f"{name}_against_sft/{mode}"] = [
-                (before.texts[p][k], scores["sft", mode][p][k]) for p, k in pairs
-            ]
+            texts, values = arms["sft", mode].texts, scores["sft", mode]
+            opponents[f"{name}_against_sft/{mode}"] = [(texts[p][k], values[p][k]) for p, k in pairs]
         for title, theirs in opponents.items():
             both = list(zip(ours, theirs, strict=True))
-            texts, values = [(a[0], b[0]) for a, b in both], [(a[1], b[1]) for a, b in both]
-            found.append(Pairing(title, mode, texts, values, prompts))
+            pair_texts, pair_scores = [(a[0], b[0]) for a, b in both], [(a[1], b[1]) for a, b in both]
+            found.append(Pairing(title, mode, pair_texts, pair_scores, prompts))
     return found
 
 

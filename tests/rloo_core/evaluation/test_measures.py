@@ -51,7 +51,7 @@ def test_it_is_the_definition():
     for prompt, ids in zip(PROMPTS, COMPLETIONS, strict=True):
         for t, token in enumerate(ids):
             logits = model(torch.tensor([[*prompt, *ids[:t]]])).logits[0, -1]
-            total, count = total + float(logits.log_softmax(-1)[token]), count + 1
+            total, count = total + logits.log_softmax(-1)[token].item(), count + 1
     assert perplexity(token_logprobs(model, PROMPTS, COMPLETIONS, 1000, 0)) == pytest.approx(math.exp(-total / count))
 
 
