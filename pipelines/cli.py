@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pipelines import cli_runs
-from pipelines.config_errors import ConfigError, nearest
+from pipelines import cli_runs, cli_services
+from pipelines.config_errors import ConfigError, Refused, nearest
 
 if TYPE_CHECKING:
     from pipelines.plan import PlannedStage, Selection
@@ -70,6 +70,7 @@ Force = Annotated[
 
 
 app.add_typer(cli_runs.commands)
+app.add_typer(cli_services.commands)
 
 
 @app.callback(invoke_without_command=True)
@@ -194,7 +195,8 @@ def ui(
         settings = settings_of(overrides)
         from pipelines.ui import start_server
 
-        start_server(settings, port, typer.echo)
+        code = start_server(settings, port, typer.echo)
+    raise typer.Exit(code)
 
 
 def main() -> None:
@@ -272,6 +274,9 @@ def explained() -> Iterator[None]:
         for problem in error.problems:
             print(f"rloo: {problem}", file=sys.stderr)
         raise typer.Exit(WRONG_SETTING) from None
+    except Refused as error:
+        print(f"rloo: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def _print_json(planned: "list[PlannedStage]", settings: "ExperimentSettings") -> None:

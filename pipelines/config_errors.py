@@ -95,6 +95,10 @@ OLD_NAMES: Mapping[str, str] = {
 }
 
 
+class Refused(Exception):
+    """A command cannot do what it was asked; the message is a sentence that says why and what to do."""
+
+
 class ConfigError(Exception):
     """Settings or options that cannot be run. Holds every problem found, one sentence each."""
 

@@ -175,6 +175,24 @@ def _heads_share_the_width(v: Values) -> str | None:
     return None
 
 
+@rule("tracking.uri", "services.prefect_database")
+def _no_passwords(v: Values) -> str | None:
+    """They would be logged, and shown in Prefect and MLflow."""
+    for key in ("tracking.uri", "services.prefect_database"):
+        user = (v[key] or "").partition("://")[2].rpartition("@")[0]
+        if ":" in user:
+            return f"{key} holds a password, which would be logged; put it into PGPASSFILE or PGPASSWORD instead"
+    return None
+
+
+@rule("tracking.artifacts")
+def _artifacts_are_one_place(v: Values) -> str | None:
+    artifacts = v["tracking.artifacts"]
+    if artifacts is None or "://" in artifacts or Path(artifacts).is_absolute():
+        return None
+    return f"tracking.artifacts={artifacts} must be an absolute directory or a URI such as s3://bucket/path"
+
+
 @rule("tracking.experiment")
 def _experiment_has_a_name(v: Values) -> str | None:
     return None if v["tracking.experiment"].strip() else "tracking.experiment is empty; give it a name, e.g. rloo"

@@ -84,7 +84,7 @@ def request(parameters: Mapping[str, Any], root: Path) -> tuple[ExperimentSettin
         raise ConfigError(
             [f"{text}: a deployment takes this from its machine; give it to `rloo services up`" for text in refused]
         )
-    overrides = [*typed, *machine_overrides(root), f"paths.root={root}"]
+    overrides = [*machine_overrides(root), *typed, f"paths.root={root}"]
     only, force = tuple(parameters["only"]), tuple(parameters["force"])
     selection = Selection(only, parameters["from_stage"], parameters["until"], force)
     return load_settings(overrides), overrides, selection

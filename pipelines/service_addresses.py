@@ -26,6 +26,7 @@ class Services:
     mlflow: str
     pool: str
     overrides: tuple[str, ...]
+    ready: bool  # the deployments are made and the worker is started
 
     @property
     def prefect_api(self) -> str:

@@ -13,6 +13,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Settings(BaseModel):
@@ -229,6 +230,7 @@ class TrackingSettings(Settings):
     """Where MLflow keeps the evidence."""
 
     uri: str | None
+    artifacts: str | None
     experiment: str
     register_models: bool
     log_models: bool
@@ -252,6 +254,16 @@ class PathsSettings(Settings):
     root: str
 
 
+class ServicesSettings(Settings):
+    """The services of one machine: Prefect, its worker, MLflow."""
+
+    prefect_port: Port
+    mlflow_port: Port
+    prefect_database: str | None
+    work_pool: str
+    runs_at_once: Count
+
+
 class ExperimentSettings(Settings):
     """A whole run."""
 
@@ -267,6 +279,7 @@ class ExperimentSettings(Settings):
     tracking: TrackingSettings
     compute: ComputeSettings
     paths: PathsSettings
+    services: ServicesSettings
 
 
 class DataStageSettings(Settings):

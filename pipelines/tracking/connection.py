@@ -7,6 +7,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from pipelines.artifact_root import artifact_root
 from pipelines.digests import locked
 from rloo_core.settings import TrackingSettings
 
@@ -36,9 +37,9 @@ class Connection:
         self.uri = settings.uri or f"sqlite:///{root}/mlflow.db"
         self.warn = warn
         self.experiment = settings.experiment
-        self._artifacts = None if settings.uri else root / "artifacts"
+        self._artifacts = artifact_root(settings, root)
         try:
-            self.client = _open(self.uri)
+            self.client = _open(self.uri, root)
             self.experiment_id = self.find_experiment()
         except Exception as error:
             raise TrackingError(
@@ -74,10 +75,15 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _open(uri: str) -> MlflowClient:
+def _open(uri: str, root: Path) -> MlflowClient:
     """A client whose database exists and is migrated; only one process at a time migrates."""
-    if not uri.startswith("sqlite:///"):
+    if uri.startswith(("http://", "https://")):
         return MlflowClient(uri, uri)
+    if not uri.startswith("sqlite:///"):
+        with locked(root / "mlflow.lock"):
+            client = MlflowClient(uri, uri)
+            client.search_experiments(max_results=1)
+        return client
     database = Path(uri.removeprefix("sqlite:///")).absolute()
     database.parent.mkdir(parents=True, exist_ok=True)
     with locked(database.with_name(database.name + ".lock")):
@@ -89,10 +95,9 @@ def _open(uri: str) -> MlflowClient:
     return client
 
 
-def _create_experiment(client: MlflowClient, name: str, artifacts: Path | None) -> str:
+def _create_experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
     try:
-        location = artifacts.absolute().as_uri() if artifacts else None
-        return str(client.create_experiment(name, artifact_location=location))
+        return str(client.create_experiment(name, artifact_location=artifacts))
     except MlflowException:  # another run created it in this moment
         found = client.get_experiment_by_name(name)
         if found is None:

@@ -1,0 +1,61 @@
+"""The work pool and the deployments of prefect.yaml, made or brought up to date on the server of PREFECT_API_URL.
+
+`python -m pipelines.services_deploy ROOT POOL RUNS_AT_ONCE`, or `rloo services deploy`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pipelines.deployed import ROOT
+
+FILE = Path(__file__).with_name("prefect.yaml")
+
+
+class DeployError(RuntimeError):
+    """The deployments could not be made."""
+
+
+def deploy(root: Path, pool: str, runs_at_once: int) -> None:
+    """Make the work pool and the deployments; paused schedules stay paused.
+
+    Args:
+        root: The run root, carried by the deployments.
+        pool: Name of the work pool, of type process.
+        runs_at_once: Its limit.
+
+    Raises:
+        DeployError: With what Prefect said.
+    """
+    _make_pool(pool, runs_at_once)
+    variables = {ROOT: str(root.absolute()), "RLOO_POOL": pool, "RLOO_PYTHON": sys.executable}
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, cwd=root, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise DeployError(f"prefect deploy failed:\n{(done.stdout + done.stderr).strip()}")
+
+
+def _make_pool(pool: str, runs_at_once: int) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_work_pool(pool)
+        except ObjectNotFound:
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process", concurrency_limit=runs_at_once))
+            return
+        if found.type != "process":
+            raise DeployError(f"the work pool {pool} is of type {found.type}; set services.work_pool to another")
+        client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=runs_at_once))
+
+
+if __name__ == "__main__":
+    try:
+        deploy(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    except DeployError as error:
+        sys.exit(f"rloo: {error}")
