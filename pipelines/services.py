@@ -120,9 +120,7 @@ def _of_the_machine(overrides: Sequence[str]) -> list[str]:
     """
     about_a_run = [text for text in overrides if not text.startswith(MACHINE)]
     if about_a_run:
-        raise ConfigError(
-            [f"{text} is about a run, not about services; give it to the run" for text in about_a_run]
-        )
+        raise ConfigError([f"{text} is about a run, not about services; give it to the run" for text in about_a_run])
     return [text for text in overrides if not text.startswith("paths.")]
 
 

@@ -1,0 +1,153 @@
+"""Helpers for tests against real services: start and stop them, talk to Prefect's API as its pages do."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+SMALL = [  # the tiny experiment, smaller still: a few seconds
+    "data.synthetic.prompts=32", "data.synthetic.demonstrations=32", "data.synthetic.preferences=32",
+    "data.synthetic.validation=8", "data.synthetic.test=8", "algorithm.steps=2", "algorithm.rollout_batch_size=8",
+    "algorithm.eval_prompts=4", "sft.batch_size=16", "reward_model.batch_size=16", "evaluation.best_of=0",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine with running services: its run root, and the environment of commands typed on it."""
+
+    root: Path
+    prefect: str
+    mlflow: str
+    environment: dict[str, str]
+    ports: tuple[str, ...]
+
+    def rloo(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """A command, as typed."""
+        command = [str(Path(sys.executable).parent / "rloo"), *arguments, f"paths.root={self.root}"]
+        return subprocess.run(
+            command,
+            env=self.environment,
+            cwd=self.root.parent,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def ask(self, path: str, body: object = None, method: str | None = None) -> Any:
+        """Ask Prefect's API; raises `urllib.error.HTTPError` where it refuses."""
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{self.prefect}/api/{path}"
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def start(self, deployment: str, **parameters: object) -> str:
+        """Start a run of a deployment, as the button in Prefect's pages does; its id."""
+        found = self.ask(f"deployments/name/rloo/{deployment}")
+        parameters = {**found["parameters"], **parameters}
+        return str(self.ask(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
+
+    def state(self, run: str) -> tuple[str, str]:
+        """Type and name of a flow run's state."""
+        state = self.ask(f"flow_runs/{run}")["state"]
+        return state["type"], state["name"]
+
+    def stages(self, run: str) -> dict[str, str]:
+        """Names of the states of a flow run's tasks, by stage."""
+        tasks = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return {task["name"]: task["state_name"] for task in tasks}
+
+    def wait_for(self, run: str, *kinds: str, seconds: float = 120) -> tuple[str, str]:
+        """Wait until a flow run is in a state of one of these types."""
+        return until(lambda: (state := self.state(run))[0] in kinds and state, f"{run} to be {kinds}", seconds)
+
+    def set_state(self, run: str, kind: str, name: str) -> None:
+        """Ask for a state, as the buttons in Prefect's pages do."""
+        self.ask(f"flow_runs/{run}/set_state", {"state": {"type": kind, "name": name}, "force": False})
+
+    def client(self) -> Any:
+        """MLflow's client on the run root's database."""
+        from mlflow import MlflowClient
+
+        return MlflowClient(f"sqlite:///{self.root}/mlflow.db", f"sqlite:///{self.root}/mlflow.db")
+
+    def mlflow_runs(self, flow_run: str) -> list[Any]:
+        """The parent runs in MLflow that carry a flow run's id, and their children."""
+        client = self.client()
+        experiments = [each.experiment_id for each in client.search_experiments()]
+        parents = client.search_runs(experiments, f"tags.`prefect.run` = '{flow_run}'")
+        children = [
+            run
+            for parent in parents
+            for run in client.search_runs(experiments, f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+        ]
+        return [*parents, *children]
+
+
+@contextmanager
+def machine(place: Path, *overrides: str, environment: dict[str, str] | None = None) -> Iterator[Machine]:
+    """Services on free ports in an empty directory, stopped at the end."""
+    home = place / "home"
+    home.mkdir(parents=True)
+    root = place / "runs"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    clean |= {"HOME": str(home), "OMP_NUM_THREADS": "1", **(environment or {})}
+    prefect, mlflow = free_port(), free_port()
+    ports = (f"services.prefect_port={prefect}", f"services.mlflow_port={mlflow}")
+    here = Machine(root, f"http://127.0.0.1:{prefect}", f"http://127.0.0.1:{mlflow}", clean, ports)
+    done = here.rloo("services", "up", *ports, *overrides)
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr + logs(root)
+        yield here
+    finally:
+        here.rloo("services", "down")
+
+
+def logs(root: Path) -> str:
+    """The ends of the services' logs, for a failed test's message."""
+    return "".join(f"\n== {file.name}\n{file.read_text()[-2000:]}" for file in (root / "logs").glob("service*.log"))
+
+
+def until(condition: Callable[[], T], what: str, seconds: float = 60) -> T:
+    """Wait for a condition and return its value.
+
+    Raises:
+        AssertionError: If it does not come true.
+    """
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
+        time.sleep(0.2)
+    return value
+
+
+def processes(flow_run: str) -> list[int]:
+    """Processes of this machine that belong to a flow run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if flow_run.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,149 @@
+"""Scheduling for real: services, deployments, a full run, one stage, cancelling, killing, retrying, a cron schedule.
+
+One set of services serves all tests of this file, in order.
+"""
+
+import contextlib
+import os
+import signal
+import time
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.services import SMALL, Machine, machine, processes, until
+
+SLOW_SFT, LONG_SFT = "sft.epochs=4000.0", "sft.epochs=120.0"  # minutes, and some seconds of training
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with machine(tmp_path_factory.mktemp("services")) as services:
+        yield services
+
+
+@pytest.fixture(scope="module")
+def full(here: Machine) -> str:
+    """The id of a full run of the pipeline, started from a deployment."""
+    run = here.start("full", experiment="tiny", overrides=SMALL)
+    here.wait_for(run, "COMPLETED", "FAILED", "CRASHED")
+    return run
+
+
+def test_status_says_that_everything_is_up(here: Machine) -> None:
+    shown = here.rloo("services", "status")
+    assert (shown.returncode, shown.stdout.count(" up ")) == (0, 3), shown.stdout
+
+
+def test_a_second_up_brings_the_deployments_up_to_date_and_keeps_paused_schedules_paused(here: Machine) -> None:
+    nightly = here.ask("deployments/name/rloo/nightly-tiny")
+    (schedule,) = nightly["schedules"]
+    assert (schedule["active"], schedule["schedule"]["cron"]) == (True, "30 2 * * *")
+    here.ask(f"deployments/{nightly['id']}/schedules/{schedule['id']}", {"active": False}, "PATCH")
+    again = here.rloo("services", "up", *here.ports)
+    assert again.returncode == 0, again.stderr
+    assert "run already" in again.stdout
+    (after,) = here.ask("deployments/name/rloo/nightly-tiny")["schedules"]
+    assert (after["id"], after["active"]) == (schedule["id"], False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"experiment": "tinny"}, {"only": "sft"}, {"only": ["sgd"]}, {"from_stage": "start"}, {"overrides": ["seed"]},
+     {"dry_run": "perhaps"}],
+)  # fmt: skip
+def test_wrong_parameters_are_refused_before_anything_starts(here: Machine, wrong: dict[str, object]) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        here.start("full", **wrong)
+    assert refused.value.code in (409, 422)
+
+
+def test_the_run_root_is_the_machine_s(here: Machine) -> None:
+    run = here.start("full", overrides=["paths.root=/tmp/elsewhere"])
+    assert here.wait_for(run, "FAILED", "COMPLETED")[0] == "FAILED"
+    message = here.ask(f"flow_runs/{run}")["state"]["message"]
+    assert "paths.root=/tmp/elsewhere: a deployment takes this from its machine" in message
+
+
+def test_a_full_run_completes_and_shows_its_stages(here: Machine, full: str) -> None:
+    assert here.state(full) == ("COMPLETED", "Completed")
+    assert here.stages(full) == dict.fromkeys(("data", "sft", "reward_model", "policy", "evaluation"), "Completed")
+    runs = here.mlflow_runs(full)
+    assert [run.info.status for run in runs] == ["FINISHED"] * 6
+    artifacts = {each["key"]: each["data"] for each in here.ask("artifacts/filter", of_run(full))}
+    assert f"{here.mlflow}/#/experiments/{runs[0].info.experiment_id}/runs/{runs[0].info.run_id}" in artifacts["report"]
+    assert '"stage": "policy", "action": "depends"' in artifacts["plan"]
+
+
+def test_one_stage_alone_is_reused(here: Machine, full: str) -> None:
+    run = here.start("stage-sft", experiment="tiny", overrides=SMALL)
+    here.wait_for(run, "COMPLETED", "FAILED", "CRASHED")
+    assert here.stages(run) == {"data": "Reused", "sft": "Reused"}
+
+
+def test_cancelling_stops_everything(here: Machine, full: str) -> None:
+    run = here.start("full", experiment="tiny", overrides=[*SMALL, SLOW_SFT])
+    until(lambda: here.stages(run).get("sft") == "Running", "training")
+    assert processes(run)
+    here.set_state(run, "CANCELLING", "Cancelling")
+    here.wait_for(run, "CANCELLED")
+    until(lambda: not processes(run), "the flow's processes to end", 15)
+    assert {run.info.status for run in here.mlflow_runs(run) if run.info.status != "FINISHED"} == {"KILLED"}
+    until(lambda: here.stages(run)["sft"] in ("Crashed", "Cancelled"), "the stage to end")
+
+
+def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full: str) -> None:
+    run = here.start("full", experiment="tiny", overrides=[*SMALL, LONG_SFT])
+    until(lambda: here.stages(run).get("sft") == "Running", "training")
+    queued = here.start("full", experiment="tiny", dry_run=True)
+    for pid in (worker_of(here), *processes(run)):
+        os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    here.wait_for(run, "CRASHED")
+    assert here.wait_for(queued, "COMPLETED")[1] == "Planned"
+    print(f"the next run was done {time.monotonic() - killed:.0f} s after the kill")
+    until(lambda: here.stages(run)["sft"] == "Crashed", "the stage to be marked")
+    here.set_state(run, "SCHEDULED", "AwaitingRetry")
+    here.wait_for(run, "COMPLETED")
+    parents = [each for each in here.mlflow_runs(run) if "stage" not in each.data.tags]
+    assert [each.info.status for each in parents] == ["FINISHED"]
+
+
+def test_a_cron_schedule_fires(here: Machine) -> None:
+    deployment = here.ask("deployments/name/rloo/nightly-tiny")
+    schedule = {"active": True, "schedule": {"cron": "* * * * *"}, "parameters": {"dry_run": True, "force": []}}
+    (made,) = here.ask(f"deployments/{deployment['id']}/schedules", [schedule])
+    planned = {"state": {"name": {"any_": ["Planned"]}}}
+    wanted = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": planned}
+    (run, *_) = until(lambda: here.ask("flow_runs/filter", wanted), "the schedule to fire", 150)
+    here.ask(f"deployments/{deployment['id']}/schedules/{made['id']}", method="DELETE")
+    assert run["auto_scheduled"]
+
+
+def test_rloo_run_uses_the_running_server(here: Machine, full: str) -> None:
+    done = here.rloo("run", "experiment=tiny", *SMALL)
+    assert done.returncode == 0, done.stderr
+    runs = here.ask("flow_runs/filter", {"flow_runs": {"deployment_id": {"is_null_": True}}})
+    assert [(run["name"], run["state_name"]) for run in runs] == [("tiny", "Completed")]
+
+
+def test_nothing_is_left_outside_the_run_root(here: Machine) -> None:
+    assert sorted(path.name for path in here.root.parent.iterdir()) == ["home", "runs"]
+    assert list((here.root.parent / "home").iterdir()) == []
+
+
+def worker_of(here: Machine) -> int:
+    """Process id of the worker of these services."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes().split(b"\0")[1:5]
+            home = f"PREFECT_HOME={here.root}/prefect".encode()
+            if command == [b"-m", b"prefect", b"worker", b"start"] and home in (folder / "environ").read_bytes():
+                return int(folder.name)
+    raise AssertionError("no worker runs")
+
+
+def of_run(run: str) -> dict[str, object]:
+    return {"flow_runs": {"id": {"any_": [run]}}}
