@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
-from pipelines.ui import server_command
+from pipelines.ui import refuse, server_command
 from rloo_core.stages import STAGES
 
 
@@ -169,10 +169,10 @@ def test_ui_says_that_the_port_is_taken(settings_with_a_run):
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken; choose another: rloo ui --port"):
-            server_command(settings_with_a_run, port)
+            refuse(settings_with_a_run, port)
 
 
 def test_ui_of_a_server_is_that_server():
     settings = load_settings(["tracking.uri=http://tracking:5000"])
     with pytest.raises(ConfigError, match="is a server already; open it"):
-        server_command(settings, 5000)
+        refuse(settings, 5000)
