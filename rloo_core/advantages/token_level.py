@@ -56,16 +56,16 @@ def generalized_advantages(
         Schulman et al. 2016, Eq. 16, https://arxiv.org/abs/1506.02438
     """
     rewards, values = rewards.detach(), values.detach()
-    advantages = torch.zeros_like(values)
+    returns = torch.zeros_like(values)
     next_value = torch.zeros_like(values[..., 0])
-    next_advantage = torch.zeros_like(next_value)
-    for t in reversed(range(values.shape[-1])):
+    next_return = torch.zeros_like(next_value)
+    for t in reversed(range(values.shape[-1])):  # A[t] + V[t] of the formulas: with lambda = 1 no value enters it
         valid = response_mask[..., t]
-        advantage = rewards[..., t] + next_value - values[..., t] + gae_lambda * next_advantage
-        advantages[..., t] = advantage.masked_fill(~valid, 0.0)
+        target = rewards[..., t] + (1 - gae_lambda) * next_value + gae_lambda * next_return
+        returns[..., t] = target.masked_fill(~valid, 0.0)
         next_value = values[..., t].where(valid, next_value)
-        next_advantage = advantage.where(valid, next_advantage)
-    return advantages, (advantages + values).masked_fill(~response_mask, 0.0)
+        next_return = target.where(valid, next_return)
+    return (returns - values).masked_fill(~response_mask, 0.0), returns
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
