@@ -113,7 +113,9 @@ class StepMetrics:
             result["critic/value_mean"] = v["value"].mean()
         numbers = {name: value.item() for name, value in result.items()}
         numbers = {name: value for name, value in numbers.items() if not (math.isnan(value) and name in MAY_BE_UNKNOWN)}
-        return numbers | self._ratios() | self._losses(updates)
+        acting = {"loss/policy": True, "loss/kl": kl.place == "loss" and "k1" in v, "loss/critic": "value" in v}
+        losses = self._losses(updates)
+        return numbers | self._ratios() | {name: losses[name] for name in LOSSES if acting[name]}
 
     def _ratios(self) -> dict[str, float]:
         found = self.processes.gather([(part.ratios.cpu(), part.clipped.cpu()) for part in self.ratios])
@@ -132,7 +134,7 @@ class StepMetrics:
     def _losses(self, updates: int) -> dict[str, float]:
         """Means over the step's updates."""
         sums = self.processes.sum(torch.tensor(list(self.losses.values()), dtype=torch.float64)) / updates
-        return {name: value for name, value in zip(self.losses, sums.tolist(), strict=True) if value != 0.0}
+        return dict(zip(self.losses, sums.tolist(), strict=True))
 
 
 def _groups(rewards: Tensor) -> dict[str, Tensor]:
