@@ -159,9 +159,9 @@ def _likelihood_has_no_ratio(v: Values) -> str | None:
     )
 
 
-@rule("algorithm.surrogate", "algorithm.advantage")
+@rule("algorithm.action", "algorithm.surrogate", "algorithm.advantage")
 def _likelihood_of_weights(v: Values) -> str | None:
-    if v["algorithm.surrogate"] != "nll" or v["algorithm.advantage"] == "best_of_group":
+    if v["algorithm.surrogate"] != "nll" or v["algorithm.advantage"] == "best_of_group" or _pairs(v):
         return None
     if ":" in str(v["algorithm.advantage"]):
         return None
