@@ -1,15 +1,32 @@
 """Rollouts: completions sampled from a policy, each with its own stream of random numbers."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rloo_core.batching import token_budget_batches
+from rloo_core.decoding import Decoder
+from rloo_core.heads import decoder_of, unwrapped
+from rloo_core.layout import Layout
+from rloo_core.packed_weights import packed_weights
 from rloo_core.random_streams import generator_for
+from rloo_core.token_choice import Truncation, choose_tokens
 from rloo_core.types import CompletionGroups, Ids
+
+__all__ = [
+    "Samples",
+    "Sampling",
+    "StopStrings",
+    "Truncation",
+    "finished",
+    "sample_completions",
+    "sample_with_logprobs",
+    "uniform_numbers",
+]
 
 
 def uniform_numbers(seed: int, purpose: str, keys: Sequence[tuple[int, ...]], count: int) -> Tensor:
@@ -29,23 +46,22 @@ def uniform_numbers(seed: int, purpose: str, keys: Sequence[tuple[int, ...]], co
     )
 
 
-def sample_tokens(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor:
-    """One token a row from softmax(logits / temperature), by inverting the cumulative distribution.
+@dataclass(frozen=True)
+class StopStrings:
+    """Texts that end a completion; the token that completes one is its last.
 
-    Args:
-        logits: Shape [B, V].
-        temperature: 0 takes the most probable token (the lowest id among equals).
-        uniform: Numbers in [0, 1), shape [B].
-
-    Returns:
-        Token ids, shape [B].
+    Attributes:
+        texts: What to stop at.
+        decode: Text of token ids.
     """
-    if temperature == 0.0:
-        return logits.argmax(-1)
-    cumulative = (logits.float() / temperature).softmax(-1).double().cumsum(-1)
-    threshold = uniform.to(logits.device) * cumulative[:, -1]
-    token = torch.searchsorted(cumulative, threshold[:, None], right=True).squeeze(-1)
-    return token.clamp(max=logits.shape[-1] - 1)
+
+    texts: tuple[str, ...]
+    decode: Callable[[Sequence[int]], str]
+
+    def __call__(self, ids: Sequence[int]) -> bool:
+        """Whether the end of a completion holds one of them. A text of n characters lies within n tokens."""
+        tail = self.decode(ids[-max(map(len, self.texts)) :])
+        return any(text in tail for text in self.texts)
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,12 @@ class Sampling:
         eos_ids: Tokens that end a completion; the one that did is kept as its last token.
         pad_id: Fills the columns after the end.
         max_tokens: Budget of a batch, rows x row length.
+        top_k: Draw among the k most probable tokens only.
+        top_p: Draw among the most probable tokens that make up this probability only.
+        min_p: Draw among tokens with at least this part of the most probable one's probability only.
+        stop: Texts that end a completion.
+        layout: Whether completions share their prompt's computation; the numbers are the same.
+        dtype: Of the weights while sampling, e.g. bfloat16; None is the model's own.
     """
 
     temperature: float
@@ -65,13 +87,46 @@ class Sampling:
     eos_ids: tuple[int, ...]
     pad_id: int
     max_tokens: int
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    stop: StopStrings | None = None
+    layout: Layout = Layout.PADDED
+    dtype: torch.dtype | None = None
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """Which tokens may be drawn; None is all."""
+        cut = Truncation(self.top_k, self.top_p, self.min_p)
+        return None if cut == Truncation() else cut
 
 
-@torch.no_grad()
+class Samples(NamedTuple):
+    """Completions, and what the sampler itself thought of their tokens.
+
+    Attributes:
+        groups: Prompts and completions, on the CPU.
+        logprobs: Of the tokens under the model that sampled, at the sampling temperature, untruncated; zero at padding.
+            They come for free. A trainer's own differ by rounding, or by more where weights were sampled from in
+            bfloat16. Shape [P, K, T].
+    """
+
+    groups: CompletionGroups
+    logprobs: Tensor
+
+
 def sample_completions(
     model: nn.Module, prompts: Sequence[Ids], group_size: int, sampling: Sampling, uniform: Tensor
 ) -> CompletionGroups:
-    """Sample K completions of each prompt. A prompt is prefilled once and its cache fanned out to its K rows.
+    """Sample K completions of each prompt, see `sample_with_logprobs`."""
+    return sample_with_logprobs(model, prompts, group_size, sampling, uniform).groups
+
+
+@torch.no_grad()
+def sample_with_logprobs(
+    model: nn.Module, prompts: Sequence[Ids], group_size: int, sampling: Sampling, uniform: Tensor
+) -> Samples:
+    """Sample K completions of each prompt. A prompt is prefilled once, and completions that have ended cost nothing.
 
     Args:
         model: A Hugging Face causal language model.
@@ -81,68 +136,129 @@ def sample_completions(
         uniform: Random numbers of each row, from `uniform_numbers`. Shape [P * K, >= max_new_tokens].
 
     Returns:
-        The P prompts with their completions, on the CPU, in the order of `prompts`.
+        The P prompts with their completions, in the order of `prompts`.
     """
-    lengths = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
-    completions: list[list[list[int]]] = [[] for _ in prompts]
-    for batch in token_budget_batches(lengths, sampling.max_tokens, group_size):
-        rows = [i * group_size + k for i in batch for k in range(group_size)]
-        tokens = _decode(model, [prompts[i] for i in batch], group_size, sampling, uniform[rows])
-        for j, i in enumerate(batch):
-            group = tokens[j * group_size : (j + 1) * group_size].tolist()
-            completions[i] = [_up_to_eos(ids, sampling.eos_ids) for ids in group]
-    return CompletionGroups.from_ids(prompts, completions, sampling.pad_id)
+    writer = model if sampling.dtype is None else _in_dtype(model, sampling.dtype)
+    drawn = _Drawn(sampling, uniform, len(prompts) * group_size)
+    with packed_weights(writer, rows=len(uniform)):
+        if sampling.layout is Layout.SHARED:
+            Decoder(
+                writer, decoder_of(unwrapped(writer)), prompts, group_size, sampling.max_new_tokens,
+                sampling.max_tokens, sampling.pad_id, drawn,
+            ).run()  # fmt: skip
+        else:
+            _decode_padded(writer, prompts, group_size, sampling, drawn)
+    lists = drawn.lists()
+    groups = [lists[p * group_size : (p + 1) * group_size] for p in range(len(prompts))]
+    found = CompletionGroups.from_ids(prompts, groups, sampling.pad_id)
+    width = found.completion_ids.shape[-1]
+    logprobs = drawn.logprobs[:, :width].view(found.completion_ids.shape)
+    return Samples(found, logprobs.masked_fill(~found.response_mask, 0.0))
 
 
-def finished(groups: CompletionGroups, eos_ids: Sequence[int]) -> Tensor:
-    """True where a completion ends with an EOS token rather than being cut off. Shape [P, K]."""
+def finished(groups: CompletionGroups, eos_ids: Sequence[int], stop: StopStrings | None = None) -> Tensor:
+    """True where a completion ends with an EOS token or a stop string rather than being cut off. Shape [P, K]."""
     last = (groups.response_mask.sum(-1, keepdim=True) - 1).clamp(min=0)
     final_tokens = groups.completion_ids.gather(-1, last).squeeze(-1)
-    return torch.isin(final_tokens, torch.tensor(list(eos_ids), device=final_tokens.device))
+    ended = torch.isin(final_tokens, torch.tensor(list(eos_ids), device=final_tokens.device))
+    if stop is None:
+        return ended
+    stopped = [[stop(ids) for ids in group] for group in groups.completion_lists()]
+    return ended | torch.tensor(stopped, device=ended.device)
 
 
-def _decode(model: Any, prompts: Sequence[Ids], group_size: int, sampling: Sampling, uniform: Tensor) -> Tensor:
-    """The decoding loop of one batch; rows that have ended leave it. Returns ids [P * K, T], padded."""
-    pad_id, max_new_tokens = sampling.pad_id, sampling.max_new_tokens
+class _Drawn:
+    """The tokens drawn so far; called with logits, it draws the next ones.
+
+    Args:
+        sampling: How to draw, and what ends a completion.
+        uniform: Random numbers. Shape [N, >= max_new_tokens].
+        count: N, completions.
+    """
+
+    def __init__(self, sampling: Sampling, uniform: Tensor, count: int) -> None:
+        self.sampling = sampling
+        self.uniform = uniform
+        self.tokens = torch.full((count, sampling.max_new_tokens), sampling.pad_id, dtype=torch.long)
+        self.logprobs = torch.zeros(count, sampling.max_new_tokens)
+        self.lengths = torch.zeros(count, dtype=torch.long)
+        self._ends = torch.tensor(list(sampling.eos_ids))
+
+    def __call__(self, logits: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Next tokens of completions `which` [N] from logits [N, V], and which of them are the last."""
+        sampling, step = self.sampling, self.lengths[which]
+        choice = choose_tokens(logits, sampling.temperature, self.uniform[which, step], sampling.truncation)
+        tokens = choice.tokens.cpu()
+        self.tokens[which, step] = tokens
+        self.logprobs[which, step] = choice.logprobs.float().cpu()
+        self.lengths[which] = step + 1
+        last = torch.isin(tokens, self._ends) | (step + 1 == sampling.max_new_tokens)
+        if sampling.stop is not None:
+            last |= torch.tensor([sampling.stop(self._ids(index)) for index in which.tolist()])
+        return choice.tokens, last
+
+    def lists(self) -> list[list[int]]:
+        """Token ids of each completion."""
+        return [self._ids(index) for index in range(len(self.tokens))]
+
+    def _ids(self, index: int) -> list[int]:
+        return self.tokens[index, : int(self.lengths[index])].tolist()
+
+
+def _decode_padded(
+    model: Any, prompts: Sequence[Ids], group_size: int, sampling: Sampling, drawn: Callable[..., tuple[Tensor, Tensor]]
+) -> None:
+    """A row a completion, for models that take no 4-D mask: a prompt's cache is fanned out to its rows."""
+    lengths = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
+    each = max(1, min(group_size, sampling.max_tokens // max(lengths)))  # completions of a prompt in one batch
+    for start in range(0, group_size, each):
+        size = min(each, group_size - start)
+        for batch in token_budget_batches(lengths, sampling.max_tokens, size):
+            which = torch.tensor([i * group_size + k for i in batch for k in range(start, start + size)])
+            _decode_batch(model, [prompts[i] for i in batch], size, sampling.pad_id, which, drawn)
+
+
+def _decode_batch(
+    model: Any,
+    prompts: Sequence[Ids],
+    group_size: int,
+    pad_id: int,
+    which: Tensor,
+    drawn: Callable[..., tuple[Tensor, Tensor]],
+) -> None:
+    """The decoding loop of one batch; rows that have ended leave it."""
     device = next(model.parameters()).device
     batch = CompletionGroups.from_ids(prompts, [[[pad_id]]] * len(prompts), pad_id).to(device)
     attention_mask = batch.prompt_mask.long()
-    prefill = model(
+    output = model(
         input_ids=batch.prompt_ids,
         attention_mask=attention_mask,
         position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0),
         use_cache=True,
         logits_to_keep=1,
     )
-    cache = prefill.cache
+    cache = output.cache
     cache.batch_repeat_interleave(group_size)
-    logits = prefill.logits[:, -1].repeat_interleave(group_size, 0)
+    logits = output.logits[:, -1].repeat_interleave(group_size, 0)
     attention_mask = attention_mask.repeat_interleave(group_size, 0)
     position = attention_mask.sum(-1, keepdim=True)
-    output = torch.full((len(uniform), max_new_tokens), pad_id, dtype=torch.long)
-    rows = torch.arange(len(uniform))  # which row of the output each row of the running batch is
-    ends = torch.tensor(list(sampling.eos_ids), device=device)
-    for t in range(max_new_tokens):
-        token = sample_tokens(logits, sampling.temperature, uniform[rows, t])
-        output[rows, t] = token.cpu()
-        alive = (~torch.isin(token, ends)).nonzero().squeeze(-1)
-        if len(alive) == 0 or t == max_new_tokens - 1:
-            break
-        if len(alive) < len(rows):
+    while True:
+        token, last = drawn(logits, which)
+        alive = (~last).nonzero().squeeze(-1)
+        if len(alive) == 0:
+            return
+        if len(alive) < len(which):
+            which, alive = which[alive], alive.to(device)
             cache.batch_select_indices(alive)
-            rows, token = rows[alive.cpu()], token[alive]
-            attention_mask, position = attention_mask[alive], position[alive]
-        attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(rows), 1)], dim=1)
-        step = model(
+            token, attention_mask, position = token[alive], attention_mask[alive], position[alive]
+        attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(which), 1)], dim=1)
+        output = model(
             input_ids=token[:, None], attention_mask=attention_mask, position_ids=position, cache=cache, use_cache=True
         )
-        logits, position = step.logits[:, -1], position + 1
-    return output
+        logits, position = output.logits[:, -1], position + 1
 
 
-def _up_to_eos(ids: list[int], eos_ids: Sequence[int]) -> list[int]:
-    """Ids up to and including the first EOS."""
-    for position, token in enumerate(ids):
-        if token in eos_ids:
-            return ids[: position + 1]
-    return ids
+def _in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of a model whose weights have another type; its buffers (rotary frequencies) keep theirs."""
+    weights = {id(p): nn.Parameter(p.detach().to(dtype), requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, weights)

@@ -1,11 +1,23 @@
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 from scipy import stats
 from torch.testing import assert_close
+from transformers import MistralConfig, MistralForCausalLM
 
-from rloo_core.rollout import Sampling, finished, sample_completions, sample_tokens, uniform_numbers
+from rloo_core import rollout
+from rloo_core.layout import Layout
+from rloo_core.logprobs import completion_logprobs
+from rloo_core.rollout import (
+    Sampling,
+    StopStrings,
+    finished,
+    sample_completions,
+    sample_with_logprobs,
+    uniform_numbers,
+)
 from rloo_core.types import CompletionGroups
 from tests.rloo_core.tiny import VOCAB, BigramPolicy, tiny_llama, tiny_neox
 
@@ -13,18 +25,28 @@ EOS, PAD = 1, 0
 PROMPTS = [[3, 4, 5, 6], [7], [8, 9], [10, 11, 12]]
 
 
-def sampling(temperature=1.0, max_new_tokens=8, max_tokens=10_000):
-    return Sampling(temperature, max_new_tokens, (EOS,), PAD, max_tokens)
+def sampling(temperature=1.0, max_new_tokens=8, max_tokens=10_000, **changes):
+    return Sampling(temperature, max_new_tokens, (EOS,), PAD, max_tokens, **changes)
 
 
 def uniforms(count, tokens=8, seed=0):
     return uniform_numbers(seed, "test", [(i,) for i in range(count)], tokens)
 
 
-@pytest.mark.parametrize("make_model", [tiny_neox, tiny_llama])
-def test_greedy_of_a_ragged_batch_equals_generate_one_by_one(make_model):
+def windowed():
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=32, initializer_range=0.5, sliding_window=4, eos_token_id=EOS, pad_token_id=PAD,
+    )  # fmt: skip
+    return MistralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("make_model", [tiny_neox, tiny_llama, windowed])
+def test_greedy_of_a_ragged_batch_equals_generate_one_by_one(make_model, layout):
     model = make_model()
-    groups = sample_completions(model, PROMPTS, 2, sampling(temperature=0.0), uniforms(8))
+    groups = sample_completions(model, PROMPTS, 2, sampling(temperature=0.0, layout=layout), uniforms(8))
     for prompt, group in zip(PROMPTS, groups.completion_lists(), strict=True):
         options = {"max_new_tokens": 8, "eos_token_id": EOS, "pad_token_id": PAD}
         expected = model.generate(torch.tensor([prompt]), do_sample=False, **options)
@@ -41,12 +63,103 @@ def test_some_completions_end_and_leave_the_batch_while_others_go_on():
             assert (ids[-1] == EOS) if end else (len(ids) == 30)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
-def test_how_rows_are_batched_changes_nothing(max_tokens):
-    model = tiny_neox().double()
-    expected = sample_completions(model, PROMPTS, 3, sampling(), uniforms(12)).completion_lists()
-    batched = sample_completions(model, PROMPTS, 3, sampling(max_tokens=max_tokens), uniforms(12)).completion_lists()
-    assert batched == expected
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("max_tokens", [1, 15, 40, 70, 10_000])
+@pytest.mark.parametrize("make_model", [tiny_neox, windowed])
+def test_how_rows_are_batched_changes_nothing(make_model, max_tokens, layout):
+    """From one completion at a time over a few branches of a prompt to all at once, prompts waiting their turn."""
+    model = make_model().double()
+    expected = sample_with_logprobs(model, PROMPTS, 5, sampling(), uniforms(20))
+    batched = sample_with_logprobs(model, PROMPTS, 5, sampling(max_tokens=max_tokens, layout=layout), uniforms(20))
+    assert batched.groups.completion_lists() == expected.groups.completion_lists()
+    assert_close(batched.logprobs, expected.logprobs)
+
+
+class _Watched:
+    """Notes the shape of every call of a model."""
+
+    def __init__(self, model):
+        self.calls = []
+        model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, module, args, kwargs):
+        columns = kwargs["attention_mask"].shape[-1]
+        self.calls.append((*kwargs["input_ids"].shape, columns))
+
+
+def test_a_prompt_is_computed_once_and_its_branches_are_columns_of_its_row():
+    model = tiny_neox()
+    watched = _Watched(model)
+    sample_completions(model, PROMPTS, 2, sampling(temperature=0.0, layout=Layout.SHARED), uniforms(8))
+    assert watched.calls[0] == (4, 4, 4)
+    assert watched.calls[1] == (4, 2, 6)
+
+
+def test_what_has_ended_makes_room_for_what_waits():
+    """Rows times columns stay within the budget, and prompts enter while others are still being completed."""
+    model, budget = tiny_neox(seed=3), 120
+    watched = _Watched(model)
+    count = 40
+    prompts = [PROMPTS[i % 4] for i in range(count)]
+    options = sampling(max_new_tokens=20, max_tokens=budget, layout=Layout.SHARED)
+    sample_completions(model, prompts, 1, options, uniforms(count, 20))
+    assert all(rows * columns <= budget for rows, _, columns in watched.calls)
+    prefills = [i for i, (_, queries, columns) in enumerate(watched.calls) if queries == columns]
+    assert sum(watched.calls[i][0] for i in prefills) <= count
+    steps = Counter(rows for rows, queries, columns in watched.calls if queries != columns)
+    assert sum(rows * times for rows, times in steps.items()) < 0.8 * 19 * count  # what has ended is not computed on
+
+
+def test_memory_does_not_depend_on_how_many_prompts_wait():
+    model = tiny_neox(seed=3)
+    watched = _Watched(model)
+    options = sampling(max_new_tokens=20, max_tokens=150, layout=Layout.SHARED)
+    sample_completions(model, [PROMPTS[0]] * 30, 4, options, uniforms(120, 20))
+    assert max(rows * columns for rows, _, columns in watched.calls) <= 150
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("make_model", [tiny_neox, tiny_llama, windowed])
+def test_the_samplers_log_probs_are_the_trainers(make_model, layout):
+    model = make_model()
+    found = sample_with_logprobs(model, PROMPTS, 4, sampling(0.8, top_k=7, layout=layout), uniforms(16))
+    expected = completion_logprobs(model, found.groups, temperature=0.8).logprobs
+    assert_close(found.logprobs, expected.detach(), rtol=0, atol=1e-5)
+    assert torch.all(found.logprobs[~found.groups.response_mask] == 0)
+
+
+def test_weights_may_be_bfloat16_while_sampling():
+    model = tiny_neox()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = sample_with_logprobs(model, PROMPTS, 4, sampling(dtype=torch.bfloat16, layout=Layout.SHARED), uniforms(16))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "forward" not in vars(model.lm_head)
+    low = completion_logprobs(rollout._in_dtype(model, torch.bfloat16), found.groups, temperature=1.0).logprobs
+    exact = completion_logprobs(model, found.groups, temperature=1.0).logprobs
+    mismatch = (found.logprobs - exact).abs().max()
+    assert 1e-4 < mismatch < 1
+    assert (found.logprobs - low).abs().max() < mismatch
+
+
+def test_stop_strings_end_a_completion_with_the_token_that_completes_them():
+    words = {7: "a", 8: "b", 9: "c"}
+
+    def decode(ids):
+        return "".join(words.get(i, ".") for i in ids)
+
+    stop = StopStrings(("ab", "c"), decode)
+    assert stop([5, 7, 8])
+    assert stop([9])
+    assert not stop([7, 8, 5])  # it would have ended before
+    free = sample_completions(tiny_neox(), PROMPTS, 16, sampling(max_new_tokens=20), uniforms(64, 20))
+    cut = sample_completions(tiny_neox(), PROMPTS, 16, sampling(max_new_tokens=20, stop=stop), uniforms(64, 20))
+    ended = finished(cut, [EOS], stop)
+    for p, group in enumerate(free.completion_lists()):
+        for k, ids in enumerate(group):
+            places = [n for n in range(1, len(ids) + 1) if stop(ids[:n])]
+            assert cut.completion_lists()[p][k] == (ids[: places[0]] if places else ids)
+            assert ended[p, k] == (bool(places) or ids[-1] == EOS)
+    assert ended.sum() > finished(cut, [EOS]).sum()
 
 
 def test_random_numbers_depend_on_their_key_alone():
@@ -54,22 +167,6 @@ def test_random_numbers_depend_on_their_key_alone():
     assert torch.equal(uniform_numbers(0, "test", [(4, 0), (5, 1)], 4)[1:], one)
     assert not torch.equal(uniform_numbers(0, "test", [(5, 2)], 4), one)
     assert not torch.equal(uniform_numbers(1, "test", [(5, 1)], 4), one)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_tokens_are_drawn_from_the_softmax(temperature):
-    """Chi-square against the exact probabilities; fails for a cumulative sum that is off by one."""
-    logits = torch.tensor([0.5, -1.0, 2.0, 0.0, -30.0])
-    draws = sample_tokens(logits.expand(20_000, -1), temperature, uniforms(20_000, 1)[:, 0])
-    observed = draws.bincount(minlength=5).double()
-    expected = (logits.double() / temperature).softmax(-1) * len(draws)
-    assert observed[4] == 0
-    assert stats.chisquare(observed[:4], expected[:4] * observed[:4].sum() / expected[:4].sum()).pvalue > 1e-3
-
-
-def test_the_ends_of_the_unit_interval_give_possible_tokens():
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(2, -1)
-    assert sample_tokens(logits, 1.0, torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64)).tolist() == [1, 1]
 
 
 def test_completions_have_their_exact_probabilities():
