@@ -20,14 +20,14 @@ from rloo_core.algorithms.choices import needs_critic, needs_reference, own_adva
 from rloo_core.algorithms.collecting import Collector
 from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
 from rloo_core.critics import Critic
-from rloo_core.layout import choose_layout
+from rloo_core.layout import Layout, choose_layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import disable_dropout, fit_vocabulary
 from rloo_core.observer import Observer, SilentObserver
 from rloo_core.optimization import Part, checkpoint_gradients
 from rloo_core.reward_models import RewardModel
 from rloo_core.rewards import CombinedReward, FunctionReward, RewardFunction, Row, Term
-from rloo_core.rollout import Sampling
+from rloo_core.rollout import Sampling, Truncation
 from rloo_core.settings import AlgorithmSettings, ComputeSettings
 from rloo_core.tokenization import encode_prompt, ensure_pad_token, eos_token_ids
 from rloo_core.trainer import TrainingLoop, make_accelerator
@@ -111,7 +111,7 @@ def train_policy(
         updates_per_step=updates_per_step(algorithm),
         critic=None if critic is None else Part("critic", Critic(critic, layout), algorithm.critic.learning_rate),
     )  # fmt: skip
-    collector = _collector(loop, tokenizer, prompts, chat_template, rewards, algorithm, compute)
+    collector = _collector(loop, tokenizer, prompts, chat_template, rewards, algorithm, compute, layout)
     reference = None if start is None else _frozen(loop, start, algorithm.temperature, layout)
     loop.run(
         OnlineMethod(
@@ -137,6 +137,7 @@ def _collector(
     rewards: RewardFunction | Mapping[RewardFunction, float],
     algorithm: AlgorithmSettings,
     compute: ComputeSettings,
+    layout: Layout,
 ) -> Collector:
     """What samples and scores: the prompts as ids and as rows, and the reward."""
     plain = loop.accelerator.unwrap_model(loop.model)
@@ -144,7 +145,15 @@ def _collector(
     ids = [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows]
     ends = eos_token_ids(tokenizer, getattr(plain, "generation_config", None))
     pad: Any = tokenizer.pad_token_id
-    sampling = Sampling(algorithm.temperature, algorithm.max_new_tokens, ends, int(pad), compute.max_tokens_per_batch)
+    sampling = Sampling(
+        algorithm.temperature,
+        algorithm.max_new_tokens,
+        ends,
+        int(pad),
+        compute.max_tokens_per_batch,
+        Truncation(algorithm.top_k, algorithm.top_p, algorithm.min_p),
+        layout=layout,
+    )
     reward = _reward(rewards, tokenizer, ends)
     return Collector(plain, reward, ids, rows, sampling, algorithm, loop.processes)
 

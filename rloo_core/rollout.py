@@ -14,7 +14,7 @@ from rloo_core.heads import decoder_of, unwrapped
 from rloo_core.layout import Layout
 from rloo_core.packed_weights import packed_weights
 from rloo_core.random_streams import generator_for
-from rloo_core.token_choice import Truncation, choose_tokens
+from rloo_core.token_choice import EVERY_TOKEN, Truncation, choose_tokens
 from rloo_core.types import CompletionGroups, Ids
 
 __all__ = [
@@ -74,9 +74,7 @@ class Sampling:
         eos_ids: Tokens that end a completion; the one that did is kept as its last token.
         pad_id: Fills the columns after the end.
         max_tokens: Budget of a batch, rows x row length.
-        top_k: Draw among the k most probable tokens only.
-        top_p: Draw among the most probable tokens that make up this probability only.
-        min_p: Draw among tokens with at least this part of the most probable one's probability only.
+        truncation: Which tokens may be drawn; by default all.
         stop: Texts that end a completion.
         layout: Whether completions share their prompt's computation; the numbers are the same.
         dtype: Of the weights while sampling, e.g. bfloat16; None is the model's own.
@@ -87,18 +85,10 @@ class Sampling:
     eos_ids: tuple[int, ...]
     pad_id: int
     max_tokens: int
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    truncation: Truncation = EVERY_TOKEN
     stop: StopStrings | None = None
     layout: Layout = Layout.PADDED
     dtype: torch.dtype | None = None
-
-    @property
-    def truncation(self) -> Truncation | None:
-        """Which tokens may be drawn; None is all."""
-        cut = Truncation(self.top_k, self.top_p, self.min_p)
-        return None if cut == Truncation() else cut
 
 
 class Samples(NamedTuple):

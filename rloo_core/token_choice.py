@@ -32,6 +32,9 @@ class Truncation:
     min_p: float | None = None
 
 
+EVERY_TOKEN = Truncation()
+
+
 class Choice(NamedTuple):
     """Tokens drawn and their log-probs under the untruncated distribution at the sampling temperature. Both [B]."""
 
@@ -39,14 +42,14 @@ class Choice(NamedTuple):
     logprobs: Tensor
 
 
-def choose_tokens(logits: Tensor, temperature: float, uniform: Tensor, truncation: Truncation | None = None) -> Choice:
+def choose_tokens(logits: Tensor, temperature: float, uniform: Tensor, truncation: Truncation = EVERY_TOKEN) -> Choice:
     """One token a row from softmax(logits / temperature).
 
     Args:
         logits: Shape [B, V].
         temperature: 0 takes the most probable token (the lowest id among equals), with its log-prob at temperature 1.
         uniform: Numbers in [0, 1), shape [B]; float64.
-        truncation: Tokens that may be drawn; None is all.
+        truncation: Tokens that may be drawn; by default all.
     """
     shifted = in_float32(logits) / (temperature or 1.0)
     shifted -= shifted.amax(1, keepdim=True)
@@ -55,8 +58,7 @@ def choose_tokens(logits: Tensor, temperature: float, uniform: Tensor, truncatio
     if temperature == 0.0:
         tokens = logits.argmax(-1)
     else:
-        kept = powers if truncation is None else _truncated(powers, truncation)
-        tokens = _search(kept, uniform.to(logits.device))
+        tokens = _search(_truncated(powers, truncation), uniform.to(logits.device))
     return Choice(tokens, shifted.gather(1, tokens[:, None]).squeeze(1) - log_total)
 
 

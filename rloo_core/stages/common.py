@@ -18,6 +18,7 @@ from rloo_core.observer import Observer
 from rloo_core.rewards import FunctionReward, Reward
 from rloo_core.rollout import Sampling
 from rloo_core.settings import ComputeSettings
+from rloo_core.token_choice import EVERY_TOKEN, Truncation
 from rloo_core.tokenization import encode_completion, encode_prompt, eos_token_ids, load_tokenizer
 
 MODEL = "model"
@@ -106,10 +107,19 @@ def make_sampling(
     temperature: float,
     max_new_tokens: int,
     compute: ComputeSettings,
+    layout: Layout,
+    truncation: Truncation = EVERY_TOKEN,
 ) -> Sampling:
     """How completions are sampled from a model, with its own end-of-sequence tokens."""
-    eos_ids = end_tokens(model, tokenizer)
-    return Sampling(temperature, max_new_tokens, eos_ids, pad_id(tokenizer), compute.max_tokens_per_batch)
+    return Sampling(
+        temperature,
+        max_new_tokens,
+        end_tokens(model, tokenizer),
+        pad_id(tokenizer),
+        compute.max_tokens_per_batch,
+        truncation,
+        layout=layout,
+    )
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from rloo_core.evaluation.figures import evaluation_figures
 from rloo_core.evaluation.judges.base import Judge
 from rloo_core.evaluation.judges.make import Means, make_judge
 from rloo_core.evaluation.perplexity import perplexity, token_logprobs
+from rloo_core.layout import Layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.observer import Observer
 from rloo_core.rewards import Reward
@@ -26,6 +27,7 @@ from rloo_core.stages.common import (
     make_sampling,
     pad_id,
     prompts_of,
+    stage_layout,
     stage_policy,
     stage_tokenizer,
     use_threads,
@@ -68,6 +70,7 @@ class Bench:
     gold: Reward | None
     reference_scores: list[float] | None
     reference_model: nn.Module
+    layout: Layout
 
     def judge_scores(self, assessment: Assessment) -> list[list[float]]:
         """Scores [P][K] of the judge: gold where it is known, else the reward model."""
@@ -235,7 +238,8 @@ def _bench(
     if gold is None and own.judge == "gold":
         raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
     scores = _reference_scores(prompts, gold or proxy, tokenizer) if judged else None
-    return Bench(settings, tokenizer, prompts, proxy, gold, scores, reference_model)
+    layout = stage_layout(reference_model.base_model, settings.compute, observer)
+    return Bench(settings, tokenizer, prompts, proxy, gold, scores, reference_model, layout)
 
 
 def _reference_scores(prompts: Prompts, judge: Reward, tokenizer: PreTrainedTokenizerBase) -> list[float]:
@@ -252,7 +256,7 @@ def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
     many = 1 if mode == "greedy" else max(own.completions, own.best_of if name == "sft" else 1)
     return assess(
         model,
-        None if name == "sft" else reference_logprobs(bench.reference_model, own.temperature),
+        None if name == "sft" else reference_logprobs(bench.reference_model, own.temperature, bench.layout),
         bench.prompts,
         bench.tokenizer,
         make_sampling(
@@ -261,6 +265,7 @@ def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
             temperature=temperature,
             max_new_tokens=own.max_new_tokens,
             compute=bench.settings.compute,
+            layout=bench.layout,
         ),
         samples=many,
         seed=own.seed,

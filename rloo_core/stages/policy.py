@@ -23,6 +23,7 @@ from rloo_core.observer import Observer
 from rloo_core.optimization import Part, checkpoint_gradients
 from rloo_core.reward_models import RewardModel, new_reward_model
 from rloo_core.rewards import CombinedReward, Reward
+from rloo_core.rollout import Truncation
 from rloo_core.settings import AlgorithmSettings, PolicyStageSettings
 from rloo_core.stages.common import (
     MODEL,
@@ -69,6 +70,8 @@ class Bench:
             temperature=own.temperature,
             max_new_tokens=own.max_new_tokens,
             compute=self.settings.compute,
+            layout=self.layout,
+            truncation=Truncation(own.top_k, own.top_p, own.min_p),
         )
 
 

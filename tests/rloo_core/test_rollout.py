@@ -13,6 +13,7 @@ from rloo_core.logprobs import completion_logprobs
 from rloo_core.rollout import (
     Sampling,
     StopStrings,
+    Truncation,
     finished,
     sample_completions,
     sample_with_logprobs,
@@ -122,7 +123,9 @@ def test_memory_does_not_depend_on_how_many_prompts_wait():
 @pytest.mark.parametrize("make_model", [tiny_neox, tiny_llama, windowed])
 def test_the_samplers_log_probs_are_the_trainers(make_model, layout):
     model = make_model()
-    found = sample_with_logprobs(model, PROMPTS, 4, sampling(0.8, top_k=7, layout=layout), uniforms(16))
+    found = sample_with_logprobs(
+        model, PROMPTS, 4, sampling(0.8, truncation=Truncation(top_k=7), layout=layout), uniforms(16)
+    )
     expected = completion_logprobs(model, found.groups, temperature=0.8).logprobs
     assert_close(found.logprobs, expected.detach(), rtol=0, atol=1e-5)
     assert torch.all(found.logprobs[~found.groups.response_mask] == 0)

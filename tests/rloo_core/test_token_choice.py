@@ -10,7 +10,7 @@ from rloo_core.token_choice import Truncation, choose_tokens
 
 LOGITS = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -30.0, 1.7, -0.3])
 CUTS = [
-    None,
+    Truncation(),
     Truncation(top_k=3),
     Truncation(top_p=0.8),
     Truncation(min_p=0.2),
@@ -26,8 +26,6 @@ def uniforms(count, seed=0):
 def allowed(probabilities, cut):
     """From the definitions, one after the other, each over what is left; a list of token ids."""
     order = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])
-    if cut is None:
-        return order
     order = order[: cut.top_k or len(order)]
     if cut.top_p is not None:
         whole, mass, kept = sum(probabilities[i] for i in order), 0.0, []
