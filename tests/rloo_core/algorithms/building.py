@@ -66,11 +66,16 @@ def rollout_of(prompts, completions, rewards, eos_ids=(1,), pad_id=0, scores=Non
 def take(method, rollout=None, step=0):
     """All gradients of a step added up (no optimiser step between its updates), and its metrics."""
     if rollout is not None:
-        object.__setattr__(method, "collector", _Given(method.collector, rollout))
+        give(method, rollout)
     for update in method.updates(step):
         for loss in update:
             loss().backward()
     return method.metrics()
+
+
+def give(method, rollout):
+    """Let a method collect this rollout at every step."""
+    object.__setattr__(method, "collector", _Given(method.collector, rollout))
 
 
 def gradient(*models):
