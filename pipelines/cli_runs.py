@@ -1,4 +1,4 @@
-"""`rloo runs | sync`: what has been run, and what MLflow has yet to get."""
+"""`rloo runs | sync | lineage`: what has been run, what MLflow has yet to get, where a model comes from."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from pipelines.records import Record
     from pipelines.store import Store
+    from pipelines.tracking.lineage import Node
 
 SETTINGS = {"ignore_unknown_options": True}
 commands = typer.Typer()
@@ -74,6 +75,65 @@ def sync(overrides: Overrides = None) -> None:
         raise typer.Exit(1) from None
     typer.echo("MLflow has everything" if not left else f"{left} runs could not be sent completely; try again later")
     raise typer.Exit(1 if left else 0)
+
+
+@commands.command(context_settings=SETTINGS)
+def lineage(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, NAME@ALIAS or NAME/VERSION.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print it as a Mermaid flowchart.")] = False,
+) -> None:
+    """Show what a registered model was made from, back to the digests of the rows.
+
+    **Examples**
+
+    - `rloo lineage rloo-policy@champion`
+    - `rloo lineage rloo-policy/3 --json`
+    - `rloo lineage rloo-policy --mermaid > lineage.mmd`
+    """
+    from pipelines.cli import explained, settings_of
+    from pipelines.config_errors import ConfigError
+
+    with explained():
+        settings = settings_of(overrides)
+        from pipelines.environment import prepare
+
+        root = Path(settings.paths.root)
+        if settings.tracking.uri is None and not (root / "mlflow.db").exists():
+            raise ConfigError(
+                f"there is no run in {root} yet; start one with `rloo run`, or name another paths.root=..."
+            )
+        prepare(root)
+        from pipelines.tracking.connection import open_client
+        from pipelines.tracking.lineage import lineage as lineage_of
+        from pipelines.tracking.lineage import mermaid
+
+        node = lineage_of(open_client(settings.tracking.uri or f"sqlite:///{root}/mlflow.db", root), model)
+    if as_json:
+        typer.echo(json.dumps(node.as_dict(), indent=2))
+    elif as_mermaid:
+        typer.echo(mermaid(node))
+    else:
+        _print_lineage(node)
+
+
+def _print_lineage(node: "Node") -> None:
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def grow(parent: Tree | None, node: "Node") -> Tree:
+        title = Text(node.title, style="bold")
+        title.append(f"  {node.stage} {node.fingerprint[:12]}  run {node.run_id[:12]}", style="not bold dim")
+        tree = Tree(title) if parent is None else parent.add(title)
+        for table in node.tables:
+            tree.add(Text(f"{table.name}  {table.rows} rows  sha256 {table.sha256}"))
+        for each in node.made_from:
+            grow(tree, each)
+        return tree
+
+    Console(soft_wrap=True).print(grow(None, node))
 
 
 def _row(record: "Record", store: "Store") -> dict[str, Any]:

@@ -59,6 +59,7 @@ class RunState:
         model: How the stage's model is to be logged (`ModelWish`); None if there is none.
         notes: What became of each stage of a pipeline run: stage, action, fingerprint, reason, key.
         typed: Overrides and selection of a pipeline run.
+        candidate: Whether the policy of a pipeline run may become champion.
         run_id: MLflow's, once it is known.
     """
 
@@ -78,6 +79,7 @@ class RunState:
     model: dict[str, Any] | None = None
     notes: list[dict[str, str]] = field(default_factory=list)
     typed: dict[str, Any] = field(default_factory=dict)
+    candidate: bool = False
     run_id: str = ""
 
     @property

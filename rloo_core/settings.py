@@ -234,6 +234,7 @@ class TrackingSettings(Settings):
     experiment: str
     register_models: bool
     log_models: bool
+    champion: bool
 
 
 class ComputeSettings(Settings):

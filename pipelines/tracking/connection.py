@@ -39,7 +39,7 @@ class Connection:
         self.experiment = settings.experiment
         self._artifacts = artifact_root(settings, root)
         try:
-            self.client = _open(self.uri, root)
+            self.client = open_client(self.uri, root)
             self.experiment_id = self.find_experiment()
         except Exception as error:
             raise TrackingError(
@@ -75,7 +75,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _open(uri: str, root: Path) -> MlflowClient:
+def open_client(uri: str, root: Path) -> MlflowClient:
     """A client whose database exists and is migrated; only one process at a time migrates."""
     if uri.startswith(("http://", "https://")):
         return MlflowClient(uri, uri)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -28,15 +29,22 @@ def dataset_inputs(stage: str, data: Path, stored: Path) -> list[DatasetInput]:
     Returns:
         One input a table, with digest, rows and the context "train", "validation" or "test".
     """
+    source = _described(data).get("source", "")
+    return [_input(name, about, source, stored) for name, about in tables_read(stage, data).items()]
+
+
+def tables_read(stage: str, data: Path) -> dict[str, dict[str, Any]]:
+    """Rows and SHA-256 of the tables a stage reads, by name; none where the data stage left no description."""
+    tables: dict[str, dict[str, Any]] = _described(data).get("tables", {})
+    return {name: about for name, about in tables.items() if name.startswith(READS.get(stage, ()))}
+
+
+def _described(data: Path) -> dict[str, Any]:
     description = data / "dataset.json"
-    if not description.exists():
-        return []
-    content = json.loads(description.read_text(encoding="utf-8"))
-    tables = {name: about for name, about in content["tables"].items() if name.startswith(READS.get(stage, ()))}
-    return [_input(name, about, content["source"], stored) for name, about in tables.items()]
+    return json.loads(description.read_text(encoding="utf-8")) if description.exists() else {}
 
 
-def _input(name: str, about: dict[str, object], source: str, stored: Path) -> DatasetInput:
+def _input(name: str, about: dict[str, Any], source: str, stored: Path) -> DatasetInput:
     sha256 = str(about["sha256"])
     dataset = Dataset(
         name=name,

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pipelines.digests import locked
@@ -33,7 +34,7 @@ class Mirror:
     """
 
     def __init__(self, connection: Connection, store: Store, say: Callable[[str], None]) -> None:
-        self.connection, self.store, self._say = connection, store, say
+        self.connection, self.store, self.say = connection, store, say
         self._copies: list[RunCopy] = []
         self._ids: dict[str, str] = {}
         self._wake, self._stopping = threading.Event(), threading.Event()
@@ -101,7 +102,7 @@ class Mirror:
                 self._wake.set()
                 if self._failures > 1 and not told and patience >= LONG:
                     told = True
-                    self._say(
+                    self.say(
                         f"MLflow at {self.connection.uri} is away; waiting up to {patience:.0f} s to hand over the "
                         f"rest. Ctrl-C leaves it to the next start"
                     )
@@ -117,9 +118,6 @@ class Mirror:
         """Whether a run may end in MLflow: a pipeline run after all its stages."""
         children = (each for each in self._copies if each.evidence.state.parent == copy.evidence.state.key)
         return all(each.done for each in children)
-
-    def before_the_end(self, copy: RunCopy) -> None:
-        """The last thing that is done for a pipeline run."""
 
     def id_of(self, key: str) -> str:
         """MLflow's id of a run, which is opened if it is not there yet; "" if nobody knows it."""
@@ -172,8 +170,9 @@ class Mirror:
             else:
                 self._wake.wait(EVERY_SECONDS)
             self._wake.clear()
-            if not self._stopping.is_set():
-                self.attempt()
+            with suppress(Exception):  # who is told may be gone: a terminal that was closed
+                if not self._stopping.is_set():
+                    self.attempt()
 
     def _round(self) -> None:
         """One pass over all runs: stages before the pipeline runs, whose end waits for them."""
@@ -198,4 +197,4 @@ class Mirror:
     def _is_back(self) -> None:
         failures, self._failures = self._failures, 0
         if failures > 1:
-            self._say("MLflow answers again; what it missed has been sent")
+            self.say("MLflow answers again; what it missed has been sent")

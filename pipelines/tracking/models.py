@@ -12,6 +12,7 @@ import json
 import platform
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -63,7 +64,7 @@ def logged_model(
     directory: Path,
     tags: dict[str, str],
     wish: ModelWish,
-    card: str = "",
+    card: Callable[[str], str],
 ) -> ModelReference:
     """Log a published model as an output of a run, and register it. Done again after a crash, it makes nothing twice.
 
@@ -74,7 +75,8 @@ def logged_model(
         directory: Hugging Face directory in the store, with the tokenizer's files.
         tags: Tags of the logged model and of its version.
         wish: Whether files are copied, and under which name it is registered.
-        card: Markdown about the model: the version's description, and README.md beside its files.
+        card: Given what MLflow loads the model by, writes markdown about it: the version's description, and README.md
+            beside the model's files.
 
     Returns:
         The logged model, with its version where it is registered.
@@ -85,13 +87,15 @@ def logged_model(
     if logged is None:
         logged = client.create_logged_model(connection.experiment_id, name=stage, source_run_id=run_id, tags=tags)
     if str(logged.status) != "READY":
-        _upload(client, logged, directory, wish.copy, card)
+        _upload(client, logged, directory, wish.copy, card(f"models:/{logged.model_id}"))
         client.finalize_logged_model(logged.model_id, "READY")
     outputs = client.get_run(run_id).outputs
     if outputs is None or logged.model_id not in {each.model_id for each in outputs.model_outputs}:
         client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     reference = ModelReference(logged.model_id)
-    return register(connection, reference, wish.name, run_id, tags, card) if wish.name else reference
+    if wish.name is None:
+        return reference
+    return register(connection, reference, wish.name, run_id, tags, card(f"models:/{logged.model_id}"))
 
 
 def _begun(connection: Connection, run_id: str) -> LoggedModel | None:

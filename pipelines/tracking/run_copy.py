@@ -11,6 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelInput, Param, Run, RunTag, ViewType
 
 from pipelines.evidence import FINISHED, JOURNAL, SETTINGS, Evidence
+from pipelines.tracking.cards import EVALUATION, evaluation_section, model_card
+from pipelines.tracking.champion import crown, score_of
 from pipelines.tracking.connection import Connection, first_line, is_refusal
 from pipelines.tracking.datasets import dataset_inputs
 from pipelines.tracking.journal import Line, read_journal
@@ -143,8 +145,8 @@ class RunCopy:
             self._try("link what it made", self._inputs, once=True)
         if state.model is not None and status == FINISHED:
             self._try("log the model", self._model, once=True)
-        if not state.stage:
-            self.mirror.before_the_end(self)
+        if not state.stage and state.candidate and status == FINISHED:
+            self._try("choose the champion", self._champion, once=True)
         self._try("log its tags", self._tags)
         self.client.set_terminated(self.run_id, status, ended)
         with self.evidence.lock:
@@ -306,8 +308,34 @@ class RunCopy:
         wish = ModelWish(**state.model)
         origin = {f"from.{stage}": str(model) for stage, model in self._parents().items()} | wish.tags
         directory = self.mirror.store.path(state.stage, state.fingerprint) / "model"
-        card = ""
-        logged_model(self.connection, self.run_id, state.stage, directory, origin, wish, card)
+        logged_model(self.connection, self.run_id, state.stage, directory, origin, wish, partial(self._card, wish))
+
+    def _card(self, wish: ModelWish, uri: str) -> str:
+        """The model card; MLflow loads the model by `uri`."""
+        state, store = self.evidence.state, self.mirror.store
+        manifest = store.manifest(state.stage, state.fingerprint)
+        data = state.inputs.get("data")
+        if manifest is None:
+            return ""
+        parents = {stage: str(model) for stage, model in self._parents().items()}
+        return model_card(manifest, parents, store.path("data", data) if data else None, uri, wish.copy)
+
+    def _champion(self) -> None:
+        """Note the evaluation on the policy's version and in its card, and move the alias if the rule says so."""
+        store, made = self.mirror.store, {note["stage"]: note["fingerprint"] for note in self.evidence.state.notes}
+        evaluation = store.manifest("evaluation", made.get("evaluation", ""))
+        run_id = self.mirror.run_of("policy", made.get("policy", ""))
+        policy = model_of(self.client, run_id) if run_id else None
+        score = score_of(evaluation, store.path("data", made.get("data", ""))) if evaluation is not None else None
+        if evaluation is None or score is None or policy is None or policy.name is None or policy.version is None:
+            return
+        version = self.client.get_model_version(policy.name, policy.version)
+        card = str(version.description or "").partition(EVALUATION)[0].rstrip()
+        description = f"{card}\n\n{evaluation_section(evaluation, score.basis)}"
+        self.client.update_model_version(policy.name, policy.version, description)
+        said = crown(self.client, version, score, evaluation.summary)
+        self.evidence.state.tags["champion"] = said.partition(" ")[2].strip()
+        self.mirror.say(said)
 
     def _results(self) -> dict[str, float]:
         """The numbers of the whole run; one that is a curve already becomes `summary/<name>`."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from tests.chaos.inspection import Reference, left_processes, reference_of, troubles
@@ -66,17 +67,20 @@ def one_run(
     for attempt in range(ATTEMPTS):
         order = waiting.popleft() if waiting else None
         code, entered = run(root, order, measured, attempt)
-        if code == -signal.SIGKILL and order is not None:
+        if code == -signal.SIGKILL and order is not None and entered:
             done[order.place, order.prefect] += 1
             found += left_processes(root, f"{root.name}, attempt {attempt}")
             continue
         if order is not None:
             unused.append(order)
         if code != 0:
-            found.append(f"{root.name}, attempt {attempt}: exit code {code}\n{(root.parent / 'log').read_text()[-3000:]}")
+            found.append(
+                f"{root.name}, attempt {attempt}: exit code {code}\n{(root.parent / 'log').read_text()[-3000:]}"
+            )
         break
     waiting.extend(unused)
-    found += troubles(root, reference)
+    if not found:
+        found += troubles(root, reference)
     print(f"{root.name}: {attempt + 1} attempts; {'; '.join(found) or 'as if nothing had happened'}", flush=True)
     return found
 
@@ -136,6 +140,8 @@ def start(root: Path, prefect: bool, at_end: "collections.abc.Callable[[], objec
         overrides = [*EXPERIMENT, f"paths.root={root}"]
         code = runner.run_pipeline(load_settings(overrides), overrides, Selection(), use_prefect=prefect)
         at_end()
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -151,7 +157,6 @@ def load_libraries() -> None:
         os.environ.pop(name, None)
     import mlflow  # noqa: F401
 
-    import pipelines.tracking
     import rloo_core.stages
     import rloo_core.trainer
 

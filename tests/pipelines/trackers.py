@@ -31,8 +31,9 @@ def publish(tracker: Tracker, run: StageRun, files: Path | None = None, **inputs
     if files is not None:
         shutil.copytree(files, work, dirs_exist_ok=True)
     (work / "result.txt").write_text(stage)
-    store.publish(stage, fingerprint, parts={}, inputs={}, summary={}, duration=1.0, run_id=run.run_id or None)
-    run.finish("FINISHED", published=store.path(stage, fingerprint) / LOGS)
+    with run.evidence.lock:
+        store.publish(stage, fingerprint, parts={}, inputs={}, summary={}, duration=1.0, run_id=run.run_id or None)
+        run.finish("FINISHED", published=store.path(stage, fingerprint) / LOGS)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
