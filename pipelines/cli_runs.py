@@ -133,7 +133,7 @@ def _print_lineage(node: "Node") -> None:
             grow(tree, each)
         return tree
 
-    Console(soft_wrap=True).print(grow(None, node))
+    Console(width=max(Console().width, 160)).print(grow(None, node))
 
 
 def _row(record: "Record", store: "Store") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pipelines.tracking.connection import is_refusal
 
 ALIAS = "champion"
 RATE, DIFFERENCE = "evaluation/policy/sampled/win_rate", "evaluation/difference/sampled/win_rate"
-SHOWN_ONLY = frozenset({"samples", "seed", "best_of"})  # settings of the evaluation that do not change what it measures
+MEASURED = ("prompts", "temperature", "max_new_tokens", "completions", "judge")  # settings that decide what is measured
 TAG = "evaluation.{}"
 
 
@@ -65,13 +65,13 @@ def score_of(evaluation: Manifest, data: Path) -> Score | None:
 def basis_of(evaluation: Manifest, data: Path) -> str:
     """What makes two evaluations comparable, as a digest: test prompts, way of sampling, judge."""
     about = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
-    prefix = "settings/evaluation."
-    settings = {name.removeprefix(prefix): value for name, value in evaluation.parts.items() if name.startswith(prefix)}
-    gold = about["source"] == "synthetic" and settings.get("judge") in ("auto", "gold")
+    settings = {name: evaluation.parts.get(f"settings/evaluation.{name}") for name in MEASURED}
+    gold = about["source"] == "synthetic" and settings["judge"] in ("auto", "gold")
+    reward = {name: value for name, value in evaluation.parts.items() if name.startswith("settings/reward.")}
     basis = {
         "test": about["tables"]["prompts-test"]["sha256"],
-        "settings": {name: value for name, value in settings.items() if name not in SHOWN_ONLY},
-        "judge": "gold" if gold else evaluation.inputs["reward_model"]["digest"],
+        "settings": settings,
+        "judge": "gold" if gold else [evaluation.inputs["reward_model"]["digest"], reward],
     }
     return sha256_of_text(json.dumps(basis, sort_keys=True))[:16]
 

@@ -38,8 +38,8 @@ def test_the_rule(champion: Score | None, there_is_one: bool, low: float, become
     assert decide(SCORE, {f"{DIFFERENCE}_low": low}, champion, there_is_one)[0] is becomes
 
 
-def evaluation(judge: str = "auto", reward_model: str = "r", **settings: Any) -> Manifest:
-    parts = {f"settings/evaluation.{name}": value for name, value in {"judge": judge, **settings}.items()}
+def evaluation(judge: str = "auto", reward_model: str = "r", **others: Any) -> Manifest:
+    parts = {f"settings/evaluation.{name}": value for name, value in {"judge": judge, **others}.items()}
     return Manifest("evaluation", "f", "d", parts, {"reward_model": {"digest": reward_model}}, {}, {}, "", 0.0)
 
 
