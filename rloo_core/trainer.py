@@ -213,8 +213,9 @@ def make_accelerator(compute: ComputeSettings) -> Accelerator:
         raise ValueError("compute.device=cuda, but torch finds no CUDA device here; set compute.device=auto or cpu")
     # buffers are constants here (rotary frequencies); sent about at each pass, they would need equal numbers of passes
     wrapper = DistributedDataParallelKwargs(broadcast_buffers=False)
+    # told that it is the CPU's turn, and not left to find no device: it would then not see the other processes
     return Accelerator(
-        cpu=compute.device == "cpu",
+        cpu=compute.device == "cpu" or not torch.cuda.is_available(),
         mixed_precision="bf16" if compute.precision == "bfloat16" else "no",
         kwargs_handlers=[wrapper],
     )

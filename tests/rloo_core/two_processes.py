@@ -207,7 +207,8 @@ def stopped_and_resumed(root):
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     torch.set_num_threads(1)
-    accelerator = make_accelerator(COMPUTE)
+    anything = COMPUTE if torch.cuda.is_available() else COMPUTE.model_copy(update={"device": "auto"})
+    accelerator = make_accelerator(anything)  # the first call decides, and must see the other process
     cases = every_case(place / "runs")
     cases["whole", "float32"], cases["resumed", "float32"] = stopped_and_resumed(place / "resuming")
     torch.save(

@@ -246,7 +246,7 @@ def test_dpo_has_the_loss_and_gradients_of_trl(tmp_path, beta):
 
 
 def test_ipo_there_compares_means_over_tokens_and_here_sums(tmp_path):
-    """Deviation: at one length L theirs with beta is ours with beta / L, divided by L^2; at ragged ones no beta fits."""
+    """Deviation: at one length L theirs with beta is ours with beta / L, divided by L^2; ragged, no beta fits."""
     length, beta = 4, 0.2
     pairs = [[[14, 15, 16, 1], [17, 18, 19, 1]], [[5, 6, 7, 1], [8, 9, 10, 1]], [[11, 12, 13, 1], [20, 21, 22, 1]]]
     expected, loss = peers.dpo_gradient(
