@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pipelines import cli_runs, cli_services
+from pipelines import cli_evaluation, cli_runs, cli_services
 from pipelines.config_errors import ConfigError, Refused, nearest
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ Force = Annotated[
 
 app.add_typer(cli_runs.commands)
 app.add_typer(cli_services.commands)
+app.add_typer(cli_evaluation.commands)
 
 
 @app.callback(invoke_without_command=True)

@@ -127,6 +127,10 @@ def prepared(
         if any(stage.action in ("run", "depends") for stage in plan):
             set_threads(settings.compute.threads)  # loads torch while the Prefect server starts
         yield Job(settings, overrides, selection, plan, executor)
+        if tracker.evidence is not None:
+            from pipelines.report_run import report_at_the_end  # here: it draws, which takes a second to load
+
+            report_at_the_end(tracker.evidence, store, console.warning)
 
 
 def _as_flow(job: Job, server: Server) -> None:

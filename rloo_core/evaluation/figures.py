@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe & Ito 2008, safe for colour-blind readers
-WIDTH = 5.6  # inches
-NAMES = {"sft": "SFT", "policy": "policy", "policy_against_sft": "policy against SFT"}
+WIDTH = 4.6  # inches: on a phone about its natural size, so that the text stays readable
+NAMES = {"sft": "SFT", "policy": "policy", "policy_against_sft": "policy v. SFT"}
+EQUAL_LENGTH = ", at equal length"
 STYLES = {"sft": (BLUE, "--", "o"), "policy": (ORANGE, "-", "s")}
 
 History = Sequence[Mapping[str, float]]
@@ -22,11 +23,11 @@ def reward_and_kl(history: History) -> Figure:
     Args:
         history: Metrics by step, each with its `step`.
     """
-    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    _line(top, history, "reward/mean", BLUE, "reward, training prompts (less what cut-off completions pay)", alpha=0.55)
+    _line(top, history, "reward/mean", BLUE, "training prompts", alpha=0.55)
     _marks(top, history, "validation/proxy_reward", BLUE, "o", "proxy reward, held-out prompts")
-    _marks(top, history, "validation/gold_reward", ORANGE, "s", "gold reward, held-out prompts (never trained on)")
+    _marks(top, history, "validation/gold_reward", ORANGE, "s", "gold reward, held-out prompts")
     top.set_ylabel("reward")
     _line(bottom, history, "kl/mean", GREEN, "training prompts", alpha=0.55)
     _marks(bottom, history, "validation/kl", GREEN, "^", "held-out prompts")
@@ -51,7 +52,7 @@ def reward_against_kl(history: History) -> Figure | None:
     axes = figure.subplots()
     kinds = (
         ("proxy_reward", BLUE, "o", "proxy reward"),
-        ("gold_reward", ORANGE, "s", "gold reward (never trained on)"),
+        ("gold_reward", ORANGE, "s", "gold reward"),
     )
     for name, color, marker, label in kinds:
         points = [(row["validation/kl"], row[f"validation/{name}"]) for row in rows if f"validation/{name}" in row]
@@ -72,7 +73,7 @@ def win_rate_rows(summary: Mapping[str, float]) -> list[dict[str, Any]]:
         for mode in ("sampled", "greedy"):
             rows += _rate(summary, f"evaluation/{name}/{mode}/win_rate", f"{label}, {mode}")
             rows += _rate(
-                summary, f"evaluation/{name}/{mode}/length_controlled_win_rate", f"{label}, {mode}, at equal length"
+                summary, f"evaluation/{name}/{mode}/length_controlled_win_rate", f"{label}, {mode}{EQUAL_LENGTH}"
             )
     return rows + _rate(summary, "evaluation/sft/best_of_n/win_rate", "SFT, best of n by the reward")
 
@@ -89,14 +90,19 @@ def win_rates(rows: Sequence[Row]) -> Figure:
     values = np.array([row["value"] for row in rows])
     errors = np.array([[row["value"] - row["low"], row["high"] - row["value"]] for row in rows]).clip(0).T
     colors = [BLUE if row["label"].startswith("SFT") else ORANGE for row in rows]
-    hatches = ["///" if "equal length" in row["label"] else "" for row in rows]
+    hatches = ["///" if row["label"].endswith(EQUAL_LENGTH) else "" for row in rows]
     axes.barh(places, values, height=0.62, color=colors, alpha=0.55, hatch=hatches, edgecolor="white", linewidth=0)
     axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="black", elinewidth=1.1, capsize=2.5)
     axes.axvline(50, color="black", linewidth=0.8, linestyle=":")
-    axes.set_yticks(places, [row["label"] for row in rows], fontsize=8.5)
+    axes.set_yticks(places, [_short(row["label"]) for row in rows], fontsize=8)
     axes.set_xlim(0, 100)
     axes.set_xlabel("win rate, % (ties one half)")
     return _tidied(figure)
+
+
+def _short(label: str) -> str:
+    """A bar's label; the one above says whose win rate at equal length it is."""
+    return "at equal length" if label.endswith(EQUAL_LENGTH) else label
 
 
 def distributions(rows: Sequence[Row], measure: str, label: str, mode: str = "sampled") -> Figure:
@@ -167,7 +173,7 @@ def by_length(details: Mapping[str, Sequence[Row]]) -> Figure:
         errors = np.abs(ends.T - values)
         axes.errorbar(places, values, yerr=errors, fmt=marker, color=color, capsize=2.5, label=label, markersize=5)
     axes.axhline(50, color="black", linewidth=0.8, linestyle=":")
-    axes.set_xticks(range(len(names)), names, fontsize=8.5)
+    axes.set_xticks(range(len(names)), names, fontsize=7.5)
     axes.set_xlabel("length, relative to the other completion's")
     axes.set_ylabel("win rate, %")
     axes.set_ylim(0, 100)
@@ -210,7 +216,7 @@ def _tidied(figure: Figure) -> Figure:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8.5)
+            axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -1,0 +1,162 @@
+"""A report as one HTML file that needs nothing else: no script, no font, no request leaves it.
+
+A page is sections; a section is text, a figure with its values in a table, tables, samples. Figures become inline SVG
+whose black follows the reader's light or dark scheme.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEMPLATE = "report.html.j2"
+STRONG = 3.0  # nats at which a token's colour is at its strongest
+ALPHA = 0.42  # of the strongest colour: text on it stays readable in both schemes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; cells are text, the first column heads its row."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, what it shows in words, and its values."""
+
+    title: str
+    description: str
+    figure: "Figure"
+    values: Table
+
+    @property
+    def svg(self) -> str:
+        """The figure as inline SVG."""
+        return to_svg(self.figure, self.title)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of a completion and its log-ratio to the reference, nats."""
+
+    text: str
+    log_ratio: float
+
+    @property
+    def style(self) -> str:
+        """Orange where the policy finds it likelier than the reference, blue where less likely."""
+        strength = ALPHA * min(1.0, abs(self.log_ratio) / STRONG)
+        colour, line = ("213 94 0", "solid") if self.log_ratio > 0 else ("0 114 178", "dotted")
+        border = f";border-bottom:2px {line} currentColor" if strength >= ALPHA / 3 else ""
+        return f"background:rgb({colour} / {strength:.2f}){border}" if strength >= 0.02 else ""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One policy's answer to a sample's prompt."""
+
+    label: str
+    tokens: Sequence[Token]
+    measures: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt with everything that was written on it."""
+
+    prompt: str
+    reference: str | None
+    completions: Sequence[Completion]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page, under a heading that the page's navigation names."""
+
+    title: str
+    text: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    folded: Sequence[Table] = ()
+    samples: Sequence[Sample] = ()
+
+    @property
+    def anchor(self) -> str:
+        """Name of the heading as a link's target."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole report."""
+
+    title: str
+    lead: Sequence[str]
+    sections: Sequence[Section] = field(default_factory=tuple)
+
+
+def render(page: Page) -> str:
+    """The page as HTML; all text is escaped."""
+    return _environment().get_template(TEMPLATE).render(page=page)
+
+
+def to_svg(figure: "Figure", title: str) -> str:
+    """A figure as inline SVG: black becomes the text's colour, names are its own, its text stays text."""
+    from matplotlib import rc_context
+
+    for axes in figure.axes:
+        axes.patch.set_alpha(0.0)
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    svg = text[text.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    prefix = re.sub(r"[^a-z0-9]+", "-", title.lower())
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = svg.replace("#000000", "currentColor")
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 width="\2" aria-hidden="true" focusable="false"', svg, count=1)
+    return svg
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["zip"] = zip
+    return environment
+
+
+def number(value: float | None, places: int = 2) -> str:
+    """A number for a table; "–" where there is none."""
+    return "–" if value is None else f"{value:.{places}f}".replace("-", "−")
+
+
+def table_of(caption: str, rows: Sequence[dict[str, Any]], places: int = 3) -> Table:
+    """A table of dictionaries with the same keys."""
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    return Table(caption, header, [[_cell(row.get(key), places) for key in header] for row in rows])
+
+
+def _cell(value: Any, places: int) -> str:
+    if isinstance(value, float):
+        return number(value, 0 if value.is_integer() and abs(value) >= 1 else places)
+    return "–" if value is None else str(value)
