@@ -1,7 +1,9 @@
 """One client for one run: which server or database, and in which experiment."""
 
 import sqlite3
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -87,12 +89,22 @@ def open_client(uri: str, root: Path) -> MlflowClient:
     database = Path(uri.removeprefix("sqlite:///")).absolute()
     database.parent.mkdir(parents=True, exist_ok=True)
     with locked(database.with_name(database.name + ".lock")):
-        connection = sqlite3.connect(database)
-        connection.execute("PRAGMA journal_mode=WAL")  # persistent, and 1.3 to 3.8 times faster
-        connection.close()
+        if not database.exists():
+            _make_database(database)
         client = MlflowClient(f"sqlite:///{database}", f"sqlite:///{database}")
         client.search_experiments(max_results=1)
     return client
+
+
+def _make_database(database: Path) -> None:
+    """A migrated, empty database, there at once: MLflow cannot go on with one whose first migration was killed."""
+    with tempfile.TemporaryDirectory(dir=database.parent, prefix=f".{database.name}.") as folder:
+        first, whole = Path(folder) / "first.db", Path(folder) / "whole.db"
+        MlflowClient(f"sqlite:///{first}", f"sqlite:///{first}").search_experiments(max_results=1)
+        with closing(sqlite3.connect(first)) as source, closing(sqlite3.connect(whole)) as target:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=WAL")  # persistent, and 1.3 to 3.8 times faster
+        whole.replace(database)
 
 
 def _create_experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:

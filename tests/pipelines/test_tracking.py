@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from pipelines import processes
 from pipelines.config import load_settings
 from pipelines.tracking import Tracker, TrackingError, mirror
+from pipelines.tracking.connection import open_client
 from pipelines.tracking.journal import Journal, Line, read_journal
 from pipelines.tracking.names import Names, flatten, safe_key
 from rloo_core.settings import ExperimentSettings
@@ -408,6 +412,30 @@ def test_mlflow_that_cannot_be_opened_is_one_clear_error(settings: ExperimentSet
     tracking = settings.tracking.model_copy(update={"uri": f"sqlite:///{tmp_path}/file/mlflow.db"})
     with pytest.raises(TrackingError, match=r"file/mlflow\.db cannot be used: .* tracking\.uri"):
         Tracker.open(settings.model_copy(update={"tracking": tracking}), no_warning, quiet)
+
+
+def test_a_database_whose_first_migration_was_killed_is_none(tmp_path: Path) -> None:
+    """It appears complete or not at all; a child is killed in the middle of MLflow's migrations."""
+    program = """
+        import os, signal, sys
+        from pathlib import Path
+        import mlflow.store.db.utils as utils
+        from pipelines.tracking.connection import open_client
+        def broken(engine):
+            with engine.begin() as connection:
+                connection.exec_driver_sql("CREATE TABLE _alembic_tmp_experiments (a)")
+            os.kill(os.getpid(), signal.SIGKILL)
+        utils._upgrade_db = broken
+        open_client("sqlite:///" + sys.argv[1] + "/mlflow.db", Path(sys.argv[1]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / "mlflow.db").exists()
+    client = open_client(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
+    assert [each.name for each in client.search_experiments()] == ["Default"]
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_runs_of_dead_processes_are_ended(settings: ExperimentSettings, tracker: Tracker) -> None:
