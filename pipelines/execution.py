@@ -79,13 +79,22 @@ class Executor:
         store: Where finished stages are.
         tracker: The MLflow run.
         console: What a person sees.
+        plan: What is expected of each stage: outputs that a stage will read are hashed before.
     """
 
     def __init__(
-        self, settings: ExperimentSettings, planner: Planner, store: Store, tracker: "Tracker", console: Console
+        self,
+        settings: ExperimentSettings,
+        planner: Planner,
+        store: Store,
+        tracker: "Tracker",
+        console: Console,
+        plan: Sequence[PlannedStage] = (),
     ) -> None:
         self.settings, self.planner, self.store = settings, planner, store
         self.tracker, self.console = tracker, console
+        running = [stage.name for stage in plan if stage.action in ("run", "depends")]
+        self._read = {name for stage in running for name in STAGES[stage].inputs}
         self.manifests: dict[str, Manifest] = {}
         self.outcomes: dict[str, Outcome] = {}
 
@@ -95,11 +104,12 @@ class Executor:
         Raises:
             StageFailed: From the stage's error.
         """
-        planned = self.planner.resolve(name, self._inputs(name))
+        verify = name in self._read  # bytes are hashed before they are used
+        planned = self.planner.resolve(name, self._inputs(name), verify)
         if planned.action == "run":
             assert planned.fingerprint is not None
             with self.store.lock(name, planned.fingerprint, on_wait=self.console.line):
-                planned = self.planner.resolve(name, self._inputs(name))  # it may have been computed meanwhile
+                planned = self.planner.resolve(name, self._inputs(name), verify)  # it may have been computed meanwhile
                 outcome = self._compute(planned) if planned.action == "run" else self._reuse(planned)
         else:
             outcome = self._reuse(planned)
@@ -144,7 +154,6 @@ class Executor:
         """Call the stage's function in its work directory, and publish what it made."""
         name = planned.name
         started = time.monotonic()
-        set_threads(self.settings.compute.threads)
         stage = STAGES[name]
         try:
             summary = run_stage(stage, stage.settings(self.settings), self._directories(name), work, observer)
@@ -183,10 +192,3 @@ class Executor:
     def _outcome(self, manifest: Manifest, reused: bool) -> Outcome:
         directory = self.store.path(manifest.stage, manifest.fingerprint)
         return Outcome(manifest.stage, directory, manifest.run_id or "", reused, manifest.summary, manifest.duration)
-
-
-def set_threads(threads: int) -> None:
-    """Let torch use this many threads. A different number may change the last bits of a result."""
-    import torch  # here, so that a run that only reuses does not load it
-
-    torch.set_num_threads(threads)

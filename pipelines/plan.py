@@ -104,12 +104,13 @@ class Planner:
         self.selection = selection or Selection()
         self.needed = _with_inputs(self.selection.stages)
 
-    def resolve(self, name: str, inputs: Mapping[str, Manifest]) -> PlannedStage:
+    def resolve(self, name: str, inputs: Mapping[str, Manifest], verify: bool = False) -> PlannedStage:
         """Decide about a stage whose inputs are all known.
 
         Args:
             name: The stage.
             inputs: Manifest of each stage it reads; needed unless the stage is skipped.
+            verify: Hash its output if it is there; so does a planner that verifies everything.
 
         Returns:
             The stage, to `reuse`, `run` or `skip`.
@@ -121,7 +122,7 @@ class Planner:
             return PlannedStage(name, "skip", f"left out by {self.selection}")
         stage = STAGES[name]
         fingerprint = stage_fingerprint(stage, self.settings, {n: inputs[n].digest for n in stage.inputs})
-        manifest, problem = self.store.find(name, fingerprint.hex, self.verify)
+        manifest, problem = self.store.find(name, fingerprint.hex, verify or self.verify)
         if name in self.selection.force:
             return PlannedStage(name, "run", "forced", fingerprint.hex, parts=fingerprint.parts)
         if manifest is not None:

@@ -19,7 +19,7 @@ from pipelines import environment
 from pipelines.config import to_yaml
 from pipelines.config_errors import ConfigError
 from pipelines.console import Console
-from pipelines.execution import MODEL, Executor, StageExited, StageFailed, set_threads
+from pipelines.execution import MODEL, Executor, StageExited, StageFailed
 from pipelines.job import Job
 from pipelines.outcome import directly
 from pipelines.plan import PlannedStage, Planner, Selection, make_plan
@@ -95,7 +95,7 @@ def _run(
             job.run(directly)
         else:
             _as_flow(job, server)
-    _finish(job.executor, console)
+    _finish(job, console)
 
 
 @contextmanager
@@ -120,17 +120,31 @@ def prepared(
     store = Store(settings.paths.root)
     plan = make_plan(settings, store, selection, overrides)
     console.plan(plan_rows(plan))
+    if any(stage.action in ("run", "depends") for stage in plan):
+        _check_device(settings)  # loads torch while the Prefect server starts
     typed = {"overrides": list(overrides), "selection": asdict(selection), "flow_run": flow_run}
     earlier = resume or of_flow_run(store.root, flow_run)
     with _tracked(settings, typed, plan, console, earlier) as tracker:
-        executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console)
-        if any(stage.action in ("run", "depends") for stage in plan):
-            set_threads(settings.compute.threads)  # loads torch while the Prefect server starts
+        executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console, plan)
         yield Job(settings, overrides, selection, plan, executor)
         if tracker.evidence is not None:
             from pipelines.report_run import report_at_the_end  # here: it draws, which takes a second to load
 
             report_at_the_end(tracker.evidence, store, console.warning)
+
+
+def _check_device(settings: ExperimentSettings) -> None:
+    """Refuse a device that is not there before anything is computed.
+
+    Raises:
+        ConfigError: If there is no such device.
+    """
+    from rloo_core.trainer import check_device
+
+    try:
+        check_device(settings.compute)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _as_flow(job: Job, server: Server) -> None:
@@ -201,8 +215,10 @@ def _tracked(
         tracker.finish(status)
 
 
-def _finish(executor: Executor, console: Console) -> None:
-    outcomes = executor.outcomes
+def _finish(job: Job, console: Console) -> None:
+    executor, outcomes = job.executor, job.executor.outcomes
+    if outcomes and all(outcome.reused for outcome in outcomes.values()):
+        console.line("nothing was computed: every stage is reused")
     evaluation, policy = outcomes.get("evaluation"), outcomes.get("policy")
     console.finished(
         summary=evaluation.summary if evaluation else {},

@@ -209,8 +209,7 @@ def make_accelerator(compute: ComputeSettings) -> Accelerator:
     Raises:
         ValueError: If there is no such device.
     """
-    if compute.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("compute.device=cuda, but torch finds no CUDA device here; set compute.device=auto or cpu")
+    check_device(compute)
     # buffers are constants here (rotary frequencies); sent about at each pass, they would need equal numbers of passes
     wrapper = DistributedDataParallelKwargs(broadcast_buffers=False)
     # told that it is the CPU's turn, and not left to find no device: it would then not see the other processes
@@ -219,6 +218,12 @@ def make_accelerator(compute: ComputeSettings) -> Accelerator:
         mixed_precision="bf16" if compute.precision == "bfloat16" else "no",
         kwargs_handlers=[wrapper],
     )
+
+
+def check_device(compute: ComputeSettings) -> None:
+    """Raises ValueError if there is no such device."""
+    if compute.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("compute.device=cuda, but torch finds no CUDA device here; set compute.device=auto or cpu")
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

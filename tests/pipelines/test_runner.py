@@ -84,6 +84,7 @@ def test_a_first_run_executes_all_and_a_second_reuses_all(settings: ExperimentSe
     assert "rloo ui" in text
     code, text = run(settings)
     assert code == 0, text
+    assert "nothing was computed: every stage is reused" in text
     assert fake_stages.calls == ALL
     (second, first), stages = runs(settings)
     assert {name: len(each) for name, each in stages.items()} == dict.fromkeys(ALL, 1)
@@ -91,6 +92,33 @@ def test_a_first_run_executes_all_and_a_second_reuses_all(settings: ExperimentSe
     assert [second.data.tags[f"reused.{name}"] for name in ALL] == [stages[name][0].info.run_id for name in ALL]
     assert {r.data.tags["mlflow.parentRunId"] for each in stages.values() for r in each} == {first.info.run_id}
     assert {r.info.status for r in [first, second, *(r for each in stages.values() for r in each)]} == {"FINISHED"}
+
+
+def test_bytes_are_hashed_before_they_are_used(settings: ExperimentSettings) -> None:
+    """A flipped bit, with size and time of change as they were: rebuilt where a stage would read it."""
+    run(settings)
+    (file,) = (Path(settings.paths.root) / "store" / "sft").glob("*/model/model.safetensors")
+    good, state = file.read_bytes(), file.stat()
+    file.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    fake_stages.calls.clear()
+    assert run(settings)[0] == 0
+    assert fake_stages.calls == []  # nobody reads it
+    algorithm = settings.algorithm.model_copy(update={"kl_coef": 0.7})
+    code, text = run(settings, algorithm=algorithm)
+    assert code == 0, text
+    assert fake_stages.calls == ["sft", "policy", "evaluation"]
+    assert file.read_bytes() == good
+
+
+def test_a_device_that_is_not_there_is_told_before_any_work(
+    settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, text = run(settings, compute=settings.compute.model_copy(update={"device": "cuda"}))
+    assert code == 2
+    assert "compute.device=cuda, but torch finds no CUDA device here" in text
+    assert fake_stages.calls == []
 
 
 def test_lineage_leads_from_the_policy_to_the_rows(settings: ExperimentSettings) -> None:
