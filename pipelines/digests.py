@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rloo_core.files import fsync
+
 SMALL = 1 << 20  # bytes; smaller files are hashed every time, so that no clock's resolution matters for them
 
 
@@ -32,7 +34,7 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     Path(name).replace(path)
-    fsync_directory(path.parent)
+    fsync(path.parent)
 
 
 @contextmanager
@@ -45,15 +47,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def fsync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class DigestCache:

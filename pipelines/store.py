@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipelines.digests import DigestCache, fsync_directory, sha256_of, sha256_of_text, write_atomically
+from pipelines.digests import DigestCache, sha256_of, sha256_of_text, write_atomically
+from rloo_core.files import fsync
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"  # not part of a finished stage
@@ -241,7 +242,7 @@ def _put_in_place(work: Path, place: Path) -> None:
     if place.exists():
         place.rename(old)
     work.rename(place)
-    fsync_directory(place.parent)
+    fsync(place.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -258,11 +259,7 @@ def _written_files(directory: Path) -> dict[str, StoredFile]:
         name = path.relative_to(directory).as_posix()
         if path.is_symlink():
             raise ValueError(f"a stage leaves plain files, but {name} is a link; write the file itself")
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync(path)
         if path.is_file() and name.split("/")[0] != LOGS:
             state = path.stat()
             files[name] = StoredFile(state.st_size, sha256_of(path), state.st_mtime_ns)

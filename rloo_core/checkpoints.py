@@ -1,11 +1,12 @@
 """Checkpoints that are whole or absent, and the newest of which is never deleted before the next one stands."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 from accelerate import Accelerator
+
+from rloo_core.files import fsync
 
 STATE = "loop.json"
 
@@ -13,7 +14,7 @@ STATE = "loop.json"
 def fsync_tree(directory: Path) -> None:
     """Force every file below a directory, and the directories themselves, to the disk."""
     for path in [*directory.rglob("*"), directory]:
-        _fsync(path)
+        fsync(path)
 
 
 def save_checkpoint(accelerator: Accelerator, directory: Path, step: int, state: dict[str, object], keep: int) -> Path:
@@ -44,7 +45,7 @@ def save_checkpoint(accelerator: Accelerator, directory: Path, step: int, state:
         fsync_tree(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        _fsync(directory)
+        fsync(directory)
         for old in sorted(directory.glob("step-*"))[:-keep]:
             shutil.rmtree(old)
     return final
@@ -62,11 +63,3 @@ def load_newest_checkpoint(accelerator: Accelerator, directory: Path) -> tuple[i
     accelerator.load_state(str(found[-1]))
     loop = json.loads((found[-1] / STATE).read_text())
     return loop["step"], loop["state"]
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
