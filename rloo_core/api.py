@@ -141,7 +141,9 @@ def _collector(
 ) -> Collector:
     """What samples and scores: the prompts as ids and as rows, and the reward."""
     plain = loop.accelerator.unwrap_model(loop.model)
-    rows: list[Row] = [prompt if isinstance(prompt, Mapping) else {"prompt": prompt} for prompt in prompts]
+    given: list[Row] = [prompt if isinstance(prompt, Mapping) else {"prompt": prompt} for prompt in prompts]
+    columns = dict.fromkeys(name for row in given for name in row)
+    rows: list[Row] = [{**columns, **row} for row in given]  # a column that a row lacks is None there
     ids = [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows]
     ends = eos_token_ids(tokenizer, getattr(plain, "generation_config", None))
     pad: Any = tokenizer.pad_token_id

@@ -97,8 +97,8 @@ class TrainingLoop:
     def run(self, method: Method) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
         first = self._resume(method)
-        if first == 0 and self.settings.eval_every > 0:
-            self._report(0, method.evaluate(0))
+        if first == 0 and self.settings.eval_every > 0 and (start := method.evaluate(0)):
+            self._report(0, start)
         last_saved = time.monotonic()
         for step in range(first, self.steps):
             started = time.monotonic()

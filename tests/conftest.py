@@ -31,11 +31,15 @@ class Run:
         return self.process.stdout + self.process.stderr
 
 
-def rloo(place: Path, *arguments: str, root: str = "runs", timeout: int = 600) -> Run:
-    """Run the `rloo` command in an empty directory, with an empty home, away from the checkout."""
+def rloo(place: Path, *arguments: str, root: str = "runs", timeout: int = 600, path: Path | None = None) -> Run:
+    """Run the `rloo` command in an empty directory, with an empty home, away from the checkout.
+
+    `path` holds packages that are installed beside the project.
+    """
     (place / "home").mkdir(parents=True, exist_ok=True)
     (place / "cwd").mkdir(exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    environment |= {"PYTHONPATH": str(path)} if path is not None else {}
     command = [str(Path(sys.executable).parent / "rloo"), *arguments]
     process = subprocess.run(
         command, cwd=place / "cwd", env={**environment, "HOME": str(place / "home")}, capture_output=True, text=True,
