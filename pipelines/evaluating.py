@@ -23,6 +23,7 @@ from rloo_core.evaluation.judges.make import Means, make_judge
 from rloo_core.evaluation.overlap import mean_rouge
 from rloo_core.evaluation.perplexity import perplexity, token_logprobs
 from rloo_core.evaluation.scorecard import text_measures
+from rloo_core.layout import choose_layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import load_causal_lm
 from rloo_core.settings import ExperimentSettings
@@ -221,6 +222,7 @@ def _written(
         temperature=0.0 if decoding == "greedy" else own.temperature,
         max_new_tokens=own.max_new_tokens,
         compute=settings.compute,
+        layout=choose_layout(loaded.model.base_model, settings.compute.layout)[0],
     )
     assessment = assess(
         loaded.model,
