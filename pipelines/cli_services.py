@@ -34,7 +34,7 @@ def services_up(
 
     - `rloo services up`
     - `rloo services up paths.root=/data/runs services.prefect_port=4201`
-    - `rloo services up tracking.uri=postgresql://me@db/mlflow services.prefect_database=postgresql+asyncpg://me@db/prefect`
+    - `rloo services up tracking.uri=postgresql+psycopg://me@db/mlflow` and the same for `services.prefect_database`
     """
     from pipelines.cli import explained, settings_of
 
@@ -80,3 +80,25 @@ def services_deploy(overrides: Overrides = None) -> None:
         from pipelines.services import deploy
 
         deploy(settings, overrides or [], typer.echo)
+
+
+@commands.command(context_settings=SETTINGS)
+def relocate(
+    overrides: Overrides = None,
+    old: Annotated[
+        str | None, typer.Option("--from", metavar="OLD", help="Where the run root was; usually found out.")
+    ] = None,
+) -> None:
+    """After a run root was moved or copied: correct the addresses in MLflow's database.
+
+    **Examples**
+
+    - `mv runs /data/runs && rloo relocate paths.root=/data/runs`
+    """
+    from pipelines.cli import explained, settings_of
+
+    with explained():
+        settings = settings_of(overrides)
+        from pipelines import relocate as moving
+
+        moving.relocate(settings, old, typer.echo)

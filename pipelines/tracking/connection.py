@@ -40,6 +40,7 @@ class Connection:
         self.warn = warn
         self.experiment = settings.experiment
         self._artifacts = artifact_root(settings, root)
+        self._below_root = settings.uri is None and settings.artifacts is None
         try:
             self.client = open_client(self.uri, root)
             self.experiment_id = self.find_experiment()
@@ -63,6 +64,11 @@ class Connection:
         if found.lifecycle_stage != "active":
             client.restore_experiment(found.experiment_id)
             self.warn(f"the experiment {name!r} had been deleted in MLflow, and was restored with its runs")
+        if self._below_root and found.artifact_location != self._artifacts:
+            raise ValueError(
+                f"it keeps its files in {found.artifact_location}, so this run root was moved or copied; correct that "
+                f"with `rloo relocate` and the same paths.root"
+            )
         return str(found.experiment_id)
 
 

@@ -146,6 +146,17 @@ def processes(flow_run: str) -> list[int]:
     return found
 
 
+def answers(url: str) -> bool:
+    """Whether something answers there."""
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
 def free_port() -> int:
     """A port on loopback that nobody listens on."""
     with socket.socket() as probe:
