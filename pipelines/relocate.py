@@ -84,9 +84,7 @@ def moved_from(engine: Engine, root: Path) -> set[Path]:
 def _database(settings: ExperimentSettings, root: Path) -> Engine:
     uri = settings.tracking.uri or f"sqlite:///{root}/mlflow.db"
     if uri.startswith(("http://", "https://")):
-        raise NotMoved(
-            f"tracking.uri={uri} is a server, whose files lie elsewhere; nothing is to be done"
-        )
+        raise NotMoved(f"tracking.uri={uri} is a server, whose files lie elsewhere; nothing is to be done")
     if settings.tracking.uri is None and not (root / "mlflow.db").exists():
         raise NotMoved(f"there is no run in {root}; name the moved run root: rloo relocate paths.root=...")
     if running_services(root) is not None:
