@@ -131,17 +131,15 @@ def evaluated(models, tmp_path, *arguments):
 def test_models_are_compared_with_references_and_the_first(models, tmp_path):
     found = evaluated(models, tmp_path, "--judge", "length", "--out", tmp_path / "out", "--decoding", "sampled")
     assert set(found["duels"]) == {"1 against the references", "2 against the references", "2 against 1"}
-    rows = [
-        [json.loads(line) for line in (tmp_path / "out" / f"completions-{i}.jsonl").read_text().splitlines()]
-        for i in (1, 2)
-    ]
+    written = [tmp_path / "out" / f"completions-{i}.jsonl" for i in (1, 2)]
+    rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in written]
     assert [len(each) for each in rows] == [12, 12]
     lengths = [[len(row["completion"]) for row in each] for each in rows]
     wins = [0.5 + 0.5 * ((b > a) - (b < a)) for a, b in zip(*lengths, strict=True)]
     assert found["duels"]["2 against 1"]["length/win_rate"] == pytest.approx(sum(wins) / 12)
     assert "kl" not in found["models"]["1"]
     assert found["models"]["2"]["kl_k3"] > 0
-    again = invoke("judge", *files[::-1], "--json", f"paths.root={tmp_path / 'runs'}")
+    again = invoke("judge", *written[::-1], "--json", f"paths.root={tmp_path / 'runs'}")
     assert json.loads(again.stdout)["results"]["length/win_rate"] == pytest.approx(sum(wins) / 12)
 
 
