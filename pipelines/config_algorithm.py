@@ -229,3 +229,13 @@ def _a_slope_within_the_limit(v: Values) -> str | None:
     if buffer is None or buffer <= longest:
         return None
     return f"algorithm.overlong_buffer={buffer}, but it must be at most algorithm.max_new_tokens={longest}"
+
+
+@rule("algorithm.advantage", "algorithm.rollout_batch_size")
+def _a_first_batch_to_compare(v: Values) -> str | None:
+    if v["algorithm.advantage"] != "running_mean" or v["algorithm.rollout_batch_size"] >= 2:
+        return None
+    return (
+        "algorithm.rollout_batch_size=1, but the first batch of algorithm.advantage=running_mean has no past and "
+        "compares its completions with each other; set algorithm.rollout_batch_size=2 or more"
+    )

@@ -108,7 +108,7 @@ def _online_method(bench: Bench) -> Method:
     check_context(bench.policy, longest, "data.max_prompt_tokens or algorithm.max_new_tokens")
     _warn_of_truncation(own, bench.observer)
     reward = _reward(bench)
-    reference = _reference(bench, own.temperature) if needs_reference(own) else None
+    reference = _reference(bench)(own.temperature) if needs_reference(own) else None
     collector = Collector(bench.policy, reward, train.ids, train.rows, bench.sampling(), own, loop.processes)
     return OnlineMethod(
         settings=own,
@@ -134,16 +134,16 @@ def _pairs_method(bench: Bench) -> Method:
     if len(pairs["train"]) == 0:
         raise ValueError("no preference pairs to learn from; bring a table `preferences`, or set algorithm=rloo")
     check_context(bench.policy, max(part.longest_row() for part in pairs.values()), "data.max_total_tokens")
-    reference = _reference(bench, 1.0)
+    reference = _reference(bench)
     return PreferenceOptimisation(
         settings=bench.algorithm,
         policy=bench.loop.model,
-        reference=reference,
+        reference=reference(1.0),
         train=pairs["train"],
         validation=pairs["validation"],
         layout=bench.layout,
         processes=bench.loop.processes,
-        monitor=_monitor(bench, _reward(bench), _reference(bench, bench.algorithm.temperature)),
+        monitor=_monitor(bench, _reward(bench), reference(bench.algorithm.temperature)),
     )
 
 
@@ -216,12 +216,12 @@ def _critic(
     return Part("critic", Critic(start, layout), own.critic.learning_rate)
 
 
-def _reference(bench: Bench, temperature: float) -> ReferenceLogprobs:
-    """Log-probs under the SFT model: the policy without its adapters, or a frozen copy."""
+def _reference(bench: Bench) -> Callable[[float], ReferenceLogprobs]:
+    """Log-probs at a temperature under the SFT model: the policy without its adapters, or a frozen copy."""
     if bench.settings.model.lora.rank > 0:
-        return _without_adapters(bench, temperature)
-    copy: Any = stage_policy(bench.inputs["sft"], bench.tokenizer)
-    return reference_logprobs(_frozen(bench.loop, copy), temperature, bench.layout)
+        return partial(_without_adapters, bench)
+    copy = _frozen(bench.loop, stage_policy(bench.inputs["sft"], bench.tokenizer))
+    return lambda temperature: reference_logprobs(copy, temperature, bench.layout)
 
 
 def _frozen(loop: TrainingLoop, model: Any) -> nn.Module:

@@ -24,6 +24,7 @@ SENTENCES = {
     "algorithm=raft algorithm.group_size=1": "algorithm.group_size=1, but algorithm=raft compares a completion with its siblings and needs at least 2; set algorithm.group_size=4, or algorithm=reinforce for one completion a prompt",
     "algorithm=dpo algorithm.group_size=4": "algorithm.group_size=4, but algorithm=dpo learns from pairs; set algorithm.group_size=2",
     "algorithm.rollout_batch_size=6": "algorithm.rollout_batch_size=6, but it must be a multiple of algorithm.group_size=4; set algorithm.rollout_batch_size=4",
+    "algorithm=reinforce algorithm.rollout_batch_size=1": "algorithm.rollout_batch_size=1, but the first batch of algorithm.advantage=running_mean has no past and compares its completions with each other; set algorithm.rollout_batch_size=2 or more",
     "algorithm.step_batch_size=256": "algorithm.step_batch_size=256, but it must divide algorithm.rollout_batch_size=128; set algorithm.step_batch_size=null for one update with all of it",
     "algorithm.step_batch_size=48": "algorithm.step_batch_size=48, but it must divide algorithm.rollout_batch_size=128; set algorithm.step_batch_size=null for one update with all of it",
     "algorithm.step_batch_size=2": "algorithm.step_batch_size=2, but it must be a multiple of algorithm.group_size=4; set algorithm.step_batch_size=4",

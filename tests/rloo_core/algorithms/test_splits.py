@@ -18,6 +18,11 @@ from tests.rloo_core.tiny import tiny_neox
 ONLINE = ("rloo", "reinforce", "ppo", "vanilla_pg", "raft")
 AGGREGATIONS = ("sequence_sum", "sequence_mean", "token_mean", "fixed_length")
 CASES = [(name, how) for name in ONLINE for how in AGGREGATIONS if name != "raft" or how == "sequence_sum"]
+FAMILY = {
+    "grpo": {}, "dr_grpo": {}, "gspo": {}, "dapo": {},
+    "rloo": {"ratio": "sequence", "ratio_cap": 2.0, "epochs_per_rollout": 2},
+    "reinforce": {"ratio": "token", "ratio_cap": 1.5, "epochs_per_rollout": 2},
+}  # fmt: skip
 LENGTHS = [len(p) + max(map(len, group)) for p, group in zip(PROMPTS, COMPLETIONS, strict=True)]
 
 
@@ -67,6 +72,18 @@ def test_online_methods(name, how, unscorable):
         method, models = online(name, budget(batches), loss_agg=how, mask_truncated=unscorable and name != "raft")
         found.append(step(method, models, rewards))
         assert len(method._batches(rollout_of(PROMPTS, COMPLETIONS, REWARDS), range(4))) == batches
+    for other, metrics in found[1:]:
+        assert distance(other, found[0][0]) < 1e-9
+        assert metrics == pytest.approx(found[0][1], rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_methods_with_a_ratio(name):
+    """As published; with one group's rewards equal and one completion unscorable."""
+    rewards = REWARDS.clone()
+    rewards[0], rewards[1, 0] = 1.0, torch.nan
+    found = [step(*online(name, budget(batches), **FAMILY[name]), rewards) for batches in (1, 2, 4)]
+    assert found[0][0].norm() > 0
     for other, metrics in found[1:]:
         assert distance(other, found[0][0]) < 1e-9
         assert metrics == pytest.approx(found[0][1], rel=1e-5, abs=1e-9)

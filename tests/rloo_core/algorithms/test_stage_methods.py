@@ -19,6 +19,10 @@ CASES = {
     "vanilla_pg": {"rank": 4},
     "ppo": PPO,
     "raft": {"kl_target": 1.0, "kl_horizon": 20},
+    "grpo": {},
+    "dr_grpo": {},
+    "gspo": {},
+    "dapo": {"overlong_buffer": 2},
     "dpo": {"step_batch_size": 4},
     "ipo": {"algorithm": "dpo", "surrogate": "ipo"},
 }
