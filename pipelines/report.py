@@ -49,7 +49,7 @@ def _rows(summary: Summary, decoding: str) -> list[tuple[str, list[str]]]:
     rows = [("win rate, %", [_rate(summary, sft), _rate(summary, policy), difference])]
     formats: list[tuple[str, str, Callable[[float], str]]] = [
         ("gold reward", "gold_reward", "{:.2f}".format),
-        ("reward model", "proxy_reward", "{:.2f}".format),
+        ("training reward", "proxy_reward", "{:.2f}".format),
         # along the one greedy path the log-ratio is no estimate of the KL
         ("KL, nats" if decoding == "sampled" else "log-ratio", "kl", "{:.2f}".format),
         ("length, tokens", "length", "{:.1f}".format),

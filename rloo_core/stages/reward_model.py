@@ -48,6 +48,7 @@ def run(
     use_threads(settings.compute)
     if not settings.reward_model.enabled:
         observer.message("reward_model.enabled=false: no reward model is trained or read")
+        (out / "none.txt").write_text("reward_model.enabled=false\n")  # a stage leaves something, or it has failed
         return {}
     tokenizer = stage_tokenizer(inputs)
     summary: dict[str, float] = {}

@@ -286,3 +286,18 @@ def test_the_reward_model_is_laid_out_as_its_own_architecture_allows(inputs, tmp
     policy.run(policy_settings(), inputs, tmp_path, SilentObserver())
     assert len(asked) == 2
     assert set(used) == {common.Layout.PADDED}
+
+
+# Without a reward model
+
+
+def test_a_run_that_needs_no_reward_model_trains_none_and_reports_the_reward_it_used(inputs, tmp_path):
+    settings = reward_model_settings(enabled=False)
+    (tmp_path / "reward_model").mkdir()
+    assert reward_model.run(settings, inputs, tmp_path / "reward_model", SilentObserver()) == {}
+    assert list((tmp_path / "reward_model").iterdir())  # a stage that leaves nothing has failed
+    without = inputs | {"reward_model": tmp_path / "reward_model"}
+    (tmp_path / "policy").mkdir()
+    train_policy(policy_settings(reward=COUNTING, steps=1), without, tmp_path / "policy")
+    with pytest.raises(ValueError, match="this run has no reward model"):
+        policy.run(policy_settings(steps=1), without, tmp_path / "policy", SilentObserver())
