@@ -54,6 +54,7 @@ def run(
     summary: dict[str, float] = {}
     if settings.reward_model.path is not None:
         tokenizer = _own_tokenizer(settings.reward_model.path) or tokenizer
+        _check_template(settings.reward_model.path, tokenizer, inputs)
         model = load_reward_model(settings.reward_model.path, tokenizer)
     else:
         model, summary = _train(settings, inputs, tokenizer, out, observer)
@@ -71,6 +72,15 @@ def _own_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
     if local and not any((Path(path) / name).exists() for name in TOKENIZER_FILES):
         return None
     return load_tokenizer(path)
+
+
+def _check_template(path: str, tokenizer: PreTrainedTokenizerBase, inputs: Mapping[str, Path]) -> None:
+    rows = read_table(inputs["data"], "prompts", "train")
+    if tokenizer.chat_template is None and any(not isinstance(row["prompt"], str) for row in rows[:1]):
+        raise ValueError(
+            f"reward_model.path={path} has a tokenizer without a chat template, but the prompts are chat messages "
+            f"(data.format=messages); put the template it was trained with beside it, as chat_template.jinja"
+        )
 
 
 def _train(

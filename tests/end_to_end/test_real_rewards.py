@@ -1,6 +1,7 @@
 """Rewards on real pretrained models: a lexicon's, two functions, and a reward model with another tokenizer."""
 
 import json
+import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -13,6 +14,10 @@ PROMPTS = [
     "Once upon a time", "One day, a little girl", "Tom and Lily", "The dog was", "There was a big", "Mom said",
     "In the park", "A boy named Tim", "The cat saw", "It was a sunny day",
 ]  # fmt: skip
+TRANSCRIPT = (
+    "{% for m in messages %}\n\n{{ 'Human' if m.role == 'user' else 'Assistant' }}: {{ m.content }}{% endfor %}"
+    "\n\nAssistant:"
+)
 
 
 @pytest.mark.skipif(find_spec("vaderSentiment") is None, reason="pip install 'rloo[sentiment]' brings the lexicon")
@@ -50,11 +55,22 @@ def test_a_policy_with_a_reward_model_of_another_tokenizer(shared_data, tmp_path
         tmp_path, "run", "experiment=hh_stories", data, stories, "--until", "reward_model", "--no-prefect", *fewer
     )
     assert first.process.returncode == 0, first.output
-    (reward_model,) = (first.root / "store" / "reward_model").iterdir()
-    second = rloo(
-        tmp_path, "run", "experiment=hh_smollm2", data, f"reward_model.path={reward_model}/model", "--no-prefect",
-        "paths.root=second", "sft.epochs=0.1", *fewer, root="second", timeout=1200,
-    )  # fmt: skip
+    (stored,) = (first.root / "store" / "reward_model").iterdir()
+    reward_model = tmp_path / "of_stories"
+    shutil.copytree(stored / "model", reward_model)
+    arguments = [
+        data,
+        f"reward_model.path={reward_model}",
+        "--no-prefect",
+        "paths.root=second",
+        "sft.epochs=0.1",
+        *fewer,
+    ]
+    plain = rloo(tmp_path, "run", "experiment=hh_smollm2", *arguments, root="second", timeout=1200)
+    assert plain.process.returncode == 1
+    assert "put the template it was trained with beside it, as chat_template.jinja" in plain.output
+    (reward_model / "chat_template.jinja").write_text(TRANSCRIPT)
+    second = rloo(tmp_path, "run", "experiment=hh_smollm2", *arguments, root="second", timeout=1200)
     assert second.process.returncode == 0, second.output
     (policy,) = (second.root / "store" / "policy").iterdir()
     rows = [json.loads(line) for line in (policy / "metrics.jsonl").read_text().splitlines()]
