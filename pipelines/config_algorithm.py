@@ -239,3 +239,18 @@ def _a_first_batch_to_compare(v: Values) -> str | None:
         "algorithm.rollout_batch_size=1, but the first batch of algorithm.advantage=running_mean has no past and "
         "compares its completions with each other; set algorithm.rollout_batch_size=2 or more"
     )
+
+
+@rule("algorithm.keep_best", "algorithm.eval_every")
+def _best_of_what_is_measured(v: Values) -> str | None:
+    metric, every = v["algorithm.keep_best"], v["algorithm.eval_every"]
+    if metric is None:
+        return None
+    name = metric.removeprefix("-")
+    if "gold" in name:
+        return f"algorithm.keep_best={metric}, but the gold reward is for judging alone; set validation/proxy_reward"
+    if not name.startswith("validation/"):
+        return f"algorithm.keep_best={metric} is not measured on validation prompts; set e.g. validation/proxy_reward"
+    if every == 0:
+        return f"algorithm.keep_best={metric}, but algorithm.eval_every=0 measures the last step alone; set it above 0"
+    return None

@@ -189,6 +189,7 @@ class AlgorithmSettings(TrainingSettings):
     critic: CriticSettings
     dpo: DpoSettings
     eval_prompts: Count
+    keep_best: str | None
 
 
 class LlmJudgeSettings(Settings):

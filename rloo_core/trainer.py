@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
+from rloo_core.best_weights import BestWeights
 from rloo_core.checkpoints import load_newest_checkpoint, save_checkpoint
 from rloo_core.observer import Observer
 from rloo_core.optimization import Part, make_optimizer, make_schedule, training_mode
@@ -72,6 +73,8 @@ class TrainingLoop:
         observer: Receives metrics and progress.
         updates_per_step: Optimiser steps that the method makes of a step; the learning rate moves with each.
         critic: A second model that trains along, or None.
+        keep_best: Metric of the evaluations whose best one decides which weights the model has at the end
+            (`BestWeights`); None: those of the last step.
     """
 
     accelerator: Accelerator
@@ -82,6 +85,8 @@ class TrainingLoop:
     observer: Observer
     updates_per_step: int = 1
     critic: Part | None = None
+    keep_best: str | None = None
+    best: BestWeights | None = field(init=False, default=None)
     processes: Processes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +95,8 @@ class TrainingLoop:
         optimizer = make_optimizer(parts, self.settings)
         *models, self.optimizer = self.accelerator.prepare(*(part.model for part in parts), optimizer)
         self.model = models[0]
+        if self.keep_best is not None:
+            self.best = BestWeights(self.accelerator, self.model, self.directory / "checkpoints", self.keep_best)
         self.parts = [Part(p.name, model, p.learning_rate) for p, model in zip(parts, models, strict=True)]
         # `optimizer`, not the prepared one: Accelerate's would step the schedule once a process
         self.schedule = make_schedule(optimizer, self.settings, self.steps * self.updates_per_step)
@@ -99,6 +106,7 @@ class TrainingLoop:
         first = self._resume(method)
         if first == 0 and self.settings.eval_every > 0 and (start := method.evaluate(0)):
             self._report(0, start)
+            self._offer(0, start)
         last_saved = time.monotonic()
         for step in range(first, self.steps):
             started = time.monotonic()
@@ -108,16 +116,32 @@ class TrainingLoop:
             done = step + 1
             values: dict[str, float] = {**method.metrics(), **_means(norms), "learning_rate": rate}
             seconds = time.monotonic() - started
-            if self._is_due(done, self.settings.eval_every) or done == self.steps:
+            evaluated = self._is_due(done, self.settings.eval_every) or done == self.steps
+            if evaluated:
                 values |= method.evaluate(done)
             timing = {"time/step_seconds": seconds, "time/tokens_per_second": method.tokens / seconds}
             self._report(done, values, timing)
+            if evaluated:
+                self._offer(done, values)
             self.observer.progress(done, self.steps, _note(values))
             minutes = (time.monotonic() - last_saved) / 60
             late = self.processes.agree(minutes >= self.settings.checkpoint_minutes)
             if done < self.steps and (self._is_due(done, self.settings.checkpoint_every) or late):
                 self._save(method, done)
                 last_saved = time.monotonic()
+
+    def take_best(self) -> dict[str, float]:
+        """Give the model the weights it is to end with, the best or the last ones; returns that step's metrics."""
+        if self.best is None:
+            return dict(self.history()[-1])
+        step = self.best.restore()
+        self.observer.message(f"the weights are those after step {step}, the best by {self.keep_best}")
+        found = next((row for row in self.history() if row["step"] == step), {})
+        return {**found, "selected/step": float(step)}
+
+    def _offer(self, step: int, values: Mapping[str, float]) -> None:
+        if self.best is not None:
+            self.best.offer(step, values)
 
     def history(self) -> list[dict[str, float]]:
         """Metrics of every step so far, in order, with the step as `step`; the same for a resumed run."""
@@ -183,6 +207,8 @@ class TrainingLoop:
         if found is None:
             if self.accelerator.is_main_process:
                 (self.directory / HISTORY).unlink(missing_ok=True)
+            if self.best is not None:
+                self.best.forget()
             return 0
         step, state = found
         self._forget_after(step)

@@ -79,7 +79,8 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     """Optimise the SFT model on `prompts` or `preferences`; leaves `model/`, which `AutoModelForCausalLM` loads.
 
     Returns:
-        The last step's metrics, among them reward and KL on held-out prompts.
+        Metrics of the step whose weights are left (`algorithm.keep_best`, else the last one), among them reward and KL
+        on held-out prompts.
     """
     use_threads(settings.compute)
     own = settings.algorithm
@@ -92,13 +93,15 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     loop = TrainingLoop(
         make_accelerator(settings.compute), model, own, own.steps, out, observer,
         updates_per_step=updates_per_step(own), critic=_critic(settings, inputs, tokenizer, observer),
+        keep_best=own.keep_best,
     )  # fmt: skip
     bench = Bench(settings, inputs, tokenizer, loop, layout, observer)
     loop.run(_pairs_method(bench) if own.action == "pair" else _online_method(bench))
     observer.figure("reward_and_kl", reward_and_kl(loop.history()))
+    summary = loop.take_best()
     if loop.accelerator.is_main_process:
         save_model(merge_lora(bench.policy), tokenizer, out / MODEL)
-    return dict(loop.history()[-1])
+    return summary
 
 
 def _online_method(bench: Bench) -> Method:

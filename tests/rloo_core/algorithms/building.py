@@ -24,6 +24,7 @@ PLAIN = {
     "reward_noise": 0.0, "missing_eos": "subtract", "missing_eos_penalty": None, "mask_truncated": False,
     "overlong_buffer": None, "resample_equal_rewards": 0,
     "eval_prompts": 3,
+    "keep_best": None,
 }  # fmt: skip
 
 
