@@ -1,6 +1,6 @@
 """What a stage's result depends on, and the hash of it. Two runs with the same fingerprint make the same numbers.
 
-settings   the stage's validated settings, less those in NO_EFFECT and those that another setting switches off
+settings   the stage's validated settings, less those that it does not read (`pipelines.unread`)
 inputs     digest of what each earlier stage left: its bytes, not its settings
 files      bytes of local data and model files
 code       the modules the stage's code reaches, and a reward function's
@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +21,7 @@ from pipelines.code_digest import code_digests, core_packages, on_path
 from pipelines.config_extensions import functions_of
 from pipelines.config_validation import flatten
 from pipelines.digests import DigestCache, sha256_of_text
+from pipelines.unread import is_read
 from rloo_core.data.files import data_files
 from rloo_core.settings import ComputeSettings, ExperimentSettings
 from rloo_core.stages import Stage
@@ -28,47 +29,6 @@ from rloo_core.stages import Stage
 LENGTH = 32  # hex digits; 128 bits, and short enough for MLflow's identifiers
 LIBRARIES = ("torch", "transformers", "tokenizers", "accelerate", "peft", "numpy", "datasets", "safetensors")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-
-# Settings of a stage's sections that cannot change its numbers, by their last name.
-NO_EFFECT = frozenset(
-    {
-        *("checkpoint_every", "checkpoint_minutes", "keep_checkpoints"),
-        *("api_key_env", "concurrency", "attempts", "timeout_seconds", "longest_wait_seconds", "cache"),  # of a judge
-    }
-)
-
-
-@dataclass(frozen=True)
-class SwitchedOff:
-    """Settings (by the beginning of their dotted names) that have no effect on a stage while `when` holds."""
-
-    names: tuple[str, ...]
-    when: Callable[[Stage, ExperimentSettings], bool]
-
-
-def _local(path: str | None) -> bool:
-    return path is not None and Path(path).exists()
-
-
-SWITCHED_OFF = (
-    # The data stage tokenises: of the model it reads the tokenizer alone.
-    SwitchedOff(("model.scratch.", "model.lora."), lambda stage, _: stage.name == "data"),
-    SwitchedOff(("model.scratch.",), lambda _, s: s.model.path is not None or s.model.gguf_package is not None),
-    SwitchedOff(("model.lora.alpha", "model.lora.target_modules"), lambda _, s: s.model.lora.rank == 0),
-    SwitchedOff(("data.synthetic.",), lambda _, s: s.data.source != "synthetic"),
-    SwitchedOff(
-        ("data.validation_fraction", "data.test_fraction", "data.max_rows"), lambda _, s: s.data.source == "synthetic"
-    ),
-    # Where local files lie does not matter: their bytes are in the fingerprint.
-    SwitchedOff(("data.path",), lambda _, s: s.data.source != "synthetic" and bool(data_files(s.data))),
-    SwitchedOff(("model.path",), lambda _, s: _local(s.model.path)),
-    SwitchedOff(("reward_model.path",), lambda _, s: _local(s.reward_model.path)),
-    # Nothing is trained there.
-    SwitchedOff(("compute.processes",), lambda stage, _: stage.name == "evaluation"),
-    SwitchedOff(("evaluation.llm.",), lambda _, s: "llm" not in s.evaluation.judges),
-    # Two names of one device.
-    SwitchedOff(("compute.device",), lambda _, s: True),
-)
 
 Parts = dict[str, object]  # flat: "settings/sft.epochs", "inputs/data", "files/...", "code/...", "libraries/torch"
 
@@ -112,7 +72,7 @@ def own_parts(stage: Stage, settings: ExperimentSettings, cache_dir: Path | None
         **_prefixed("settings", _settings(stage, settings)),
         **_prefixed("files", {name: cache.sha256(path) for name, path in _files(stage, settings).items()}),
         **_prefixed("code", _code(stage, settings)),
-        **_prefixed("libraries", _libraries(settings)),
+        **_prefixed("libraries", _libraries(stage, settings)),
         **_prefixed("machine", _machine(stage, settings)),
     }
 
@@ -122,13 +82,8 @@ def _prefixed(kind: str, values: Mapping[str, object]) -> Parts:
 
 
 def _settings(stage: Stage, settings: ExperimentSettings) -> dict[str, object]:
-    off = tuple(name for switch in SWITCHED_OFF if switch.when(stage, settings) for name in switch.names)
     flat = flatten(stage.settings(settings).model_dump(mode="json"))
-    return {
-        name: value
-        for name, value in flat.items()
-        if name.rpartition(".")[2] not in NO_EFFECT and not (off and name.startswith(off))
-    }
+    return {name: value for name, value in flat.items() if is_read(stage, settings, name)}
 
 
 def _files(stage: Stage, settings: ExperimentSettings) -> dict[str, Path]:
@@ -189,8 +144,8 @@ def _code(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
     return code
 
 
-def _libraries(settings: ExperimentSettings) -> dict[str, str]:
-    package = settings.model.gguf_package
+def _libraries(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
+    package = settings.model.gguf_package if is_read(stage, settings, "model.gguf_package") else None
     names = [*LIBRARIES, *([package, "gguf"] if package else [])]
     return {name: installed(name) for name in names} | {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
 

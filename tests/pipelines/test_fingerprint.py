@@ -59,7 +59,8 @@ def test_form(tmp_path):
         ("tracking.experiment=other", set()),
         ("name=other", set()),
         ("model.lora.alpha=4", set()),  # rank is 0
-        ("data.max_rows=5", set()),  # synthetic rows are not read
+        ("algorithm.dpo.beta=0.3", set()),  # there are no pairs
+        ("model.scratch.layers=2", {"sft"}),  # later stages start from its model
         ("sft.epochs=3.0", set()),  # written differently
         ("sft.learning_rate=2e-3", set()),
     ],
