@@ -19,6 +19,7 @@ from pipelines.config_errors import ConfigError
 from pipelines.console import Console
 from pipelines.execution import StageFailed
 from pipelines.job import Job
+from pipelines.machine import load_machine, refuse_what_is_not_allowed
 from pipelines.plan import PlannedStage, Selection, make_plan
 from pipelines.preflight import NotReady, check_root, disk_full, is_full
 from pipelines.process import log_file
@@ -87,7 +88,9 @@ def request(parameters: Mapping[str, Any], root: Path) -> tuple[ExperimentSettin
     overrides = [*machine_overrides(root), *typed, f"paths.root={root}"]
     only, force = tuple(parameters["only"]), tuple(parameters["force"])
     selection = Selection(only, parameters["from_stage"], parameters["until"], force)
-    return load_settings(overrides), overrides, selection
+    settings = load_settings(overrides)
+    refuse_what_is_not_allowed(settings, load_machine())
+    return settings, overrides, selection
 
 
 def run_root() -> Path:

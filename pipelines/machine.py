@@ -6,6 +6,8 @@ code to be imported (`module:function`) and files outside the run root only if t
     # ~/.config/rloo/machine.toml (or the file that RLOO_MACHINE names)
     functions = ["my_rewards:short", "team_rewards:*"]
     paths = ["/data/hh"]
+    judges = ["http://127.0.0.1:8000/v1"]    # addresses that evaluation.llm.base_url may name
+    keys = ["LOCAL_API_KEY"]                 # environment variables that evaluation.llm.api_key_env may name
 
 What a person types on the command line is not restricted: they can run anything anyway.
 """
@@ -18,12 +20,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipelines.config_errors import ConfigError
+from pipelines.config_errors import ConfigError, listed
 from pipelines.config_validation import flatten
 from rloo_core.settings import ExperimentSettings
 
 FILE = "RLOO_MACHINE"
-OWN = ("paths.", "services.")  # the machine gives these itself
+OWN = ("paths.", "services.", "tracking.")  # the machine gives these itself
+LISTS = ("functions", "paths", "judges", "keys")
+OPENAI_KEY = "OPENAI_API_KEY"
 CODE = ("function:", "pairwise:", "advantages:")  # prefixes of settings that name code
 
 
@@ -34,11 +38,15 @@ class Machine:
     Args:
         functions: Patterns of `module:function`, e.g. "my_rewards:*".
         paths: Directories (or files) that may be read besides the run root.
+        judges: Addresses of language-model judges, besides OpenAI's.
+        keys: Environment variables whose content may be sent to them, besides OPENAI_API_KEY.
         source: The file they come from.
     """
 
     functions: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
+    judges: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     source: Path = Path()
 
     def allows_function(self, name: str) -> bool:
@@ -72,14 +80,15 @@ def load_machine(file: Path | None = None) -> Machine:
         return Machine(source=file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    wrong = [name for name in values if name not in ("functions", "paths")]
+    wrong = [name for name in values if name not in LISTS]
     if wrong or not all(isinstance(v, list) and all(isinstance(e, str) for e in v) for v in values.values()):
-        raise ConfigError(f"{file}: expected functions and paths, two lists of texts; got {', '.join(values)}")
+        raise ConfigError(f"{file}: expected {listed(LISTS, 'and')}, each a list of texts; got {', '.join(values)}")
     paths = tuple(Path(path).expanduser() for path in values.get("paths", []))
     relative = [str(path) for path in paths if not path.is_absolute()]
     if relative:
         raise ConfigError(f"{file}: paths must be absolute, not {', '.join(relative)}")
-    return Machine(tuple(values.get("functions", [])), paths, file)
+    functions, judges, keys = (tuple(values.get(name, [])) for name in ("functions", "judges", "keys"))
+    return Machine(functions, paths, judges, keys, file)
 
 
 def refuse_what_is_not_allowed(settings: ExperimentSettings, machine: Machine) -> None:
@@ -103,11 +112,19 @@ def refuse_what_is_not_allowed(settings: ExperimentSettings, machine: Machine) -
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return value.split(",")
+    if isinstance(value, Mapping):
+        return [text for each in value.values() for text in _texts(each)]
     return [text for each in value for text in _texts(each)] if isinstance(value, list | tuple) else []
 
 
 def _problem(key: str, text: str, root: Path, machine: Machine) -> str | None:
     text = text.strip()
+    if key == "evaluation.llm.base_url":
+        listed_there = text in machine.judges
+        return None if listed_there else f"{key}={text}: a deployment asks only judges that {machine.source} lists"
+    if key == "evaluation.llm.api_key_env":
+        known = text in (OPENAI_KEY, *machine.keys)
+        return None if known else f"{key}={text}: a deployment sends only keys that {machine.source} lists"
     function = _function(text)
     if function is not None and not machine.allows_function(function):
         return (
@@ -115,7 +132,7 @@ def _problem(key: str, text: str, root: Path, machine: Machine) -> str | None:
             f'functions = ["{function}"]'
         )
     path = text.partition(":")[2] if text.startswith("reward:") else text
-    if _names_a_file(key, path) and not machine.allows_path(Path(path).expanduser(), root):
+    if _names_a_file(path) and not machine.allows_path(Path(path).expanduser(), root):
         return (
             f"{key}={text}: a deployment reads only files below its run root {root} and below the paths that "
             f"{machine.source} lists"
@@ -132,8 +149,6 @@ def _function(text: str) -> str | None:
     return text if is_code else None
 
 
-def _names_a_file(key: str, text: str) -> bool:
+def _names_a_file(text: str) -> bool:
     """Whether a text can be a path: one that is written like it, or that is there."""
-    if key == "tracking.uri":
-        return False  # the machine gives it
     return text.startswith(("/", "~", "./", "../", "file:", "sqlite:")) or ("/" in text and Path(text).exists())
