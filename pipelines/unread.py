@@ -79,7 +79,7 @@ SWITCHED_OFF = (
     _algorithm("dpo.", when=lambda own: own.action != "pair"),
     _algorithm(*ONLINE, when=lambda own: own.action == "pair"),
     _algorithm("clip", when=lambda own: not _uses_ratio(own)),
-    _algorithm("clip_high", when=lambda own: own.clip is None),
+    _algorithm("clip_high", when=lambda own: own.clip is None or not _uses_ratio(own)),
     _algorithm("ratio_cap", when=lambda own: not _uses_ratio(own) or own.clip is not None),
     _algorithm("kl.monitor", when=lambda own: own.kl_coef == 0),
     _algorithm("kl.estimator", when=lambda own: own.kl_coef == 0 or own.kl.place != "loss"),
