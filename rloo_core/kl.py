@@ -68,16 +68,6 @@ def sequence_kl(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor, e
     return kl_per_token(logprobs, ref_logprobs, estimator, response_mask).sum(-1)
 
 
-def sequence_kl_k1(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """`sequence_kl` by "k1"."""
-    return sequence_kl(logprobs, ref_logprobs, response_mask, "k1")
-
-
-def sequence_kl_k3(logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """`sequence_kl` by "k3"; never negative."""
-    return sequence_kl(logprobs, ref_logprobs, response_mask, "k3")
-
-
 def kl_shaped_rewards(rewards: Tensor, kl: Tensor, kl_coef: float) -> Tensor:
     """R = r - kl_coef * KL, the reward every online method of the paper shares (Ahmadian et al. 2024, Eq. 3).
 

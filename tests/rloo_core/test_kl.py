@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rloo_core.kl import adapted_kl_coef, kl_per_token, kl_shaped_rewards, sequence_kl, sequence_kl_k1, sequence_kl_k3
+from rloo_core.kl import adapted_kl_coef, kl_per_token, kl_shaped_rewards, sequence_kl
 
 LOGPROBS = torch.tensor([[[-1.0, -2.0, -9.0], [-0.5, -7.0, -7.0]]])
 REF_LOGPROBS = torch.tensor([[[-1.5, -1.0, 4.0], [-0.25, 3.0, math.nan]]])
@@ -27,12 +27,6 @@ def test_estimators_by_hand(estimator, of_half, of_minus_one, of_minus_quarter):
     tokens = torch.tensor([[[of_half, of_minus_one, 0.0], [of_minus_quarter, 0.0, 0.0]]])
     assert_close(kl_per_token(LOGPROBS, REF_LOGPROBS, estimator, MASK), tokens)
     assert_close(kl_per_token(LOGPROBS, REF_LOGPROBS, estimator)[MASK], tokens[MASK])
-
-
-def test_the_short_names():
-    arguments = (LOGPROBS, REF_LOGPROBS, MASK)
-    assert_close(sequence_kl_k1(*arguments), sequence_kl(*arguments, "k1"))
-    assert_close(sequence_kl_k3(*arguments), sequence_kl(*arguments, "k3"))
 
 
 def test_another_estimator_is_refused():

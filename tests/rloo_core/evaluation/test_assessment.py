@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from rloo_core.evaluation.assessment import Prompts, assess, means
-from rloo_core.kl import sequence_kl_k1
+from rloo_core.kl import sequence_kl
 from rloo_core.logprobs import completion_logprobs, reference_logprobs
 from rloo_core.rollout import Sampling
 from rloo_core.types import CompletionGroups
@@ -39,7 +39,9 @@ def test_kl_is_the_log_ratio_of_the_sampled_text():
         ids = [tokenizer.convert_tokens_to_ids(word) for word in text.split()] + [1] * int(found.finished[i, 0])
         groups = CompletionGroups.from_ids([PROMPTS.ids[i]], [[ids]], 0)
         both = [completion_logprobs(model, groups, temperature=1.0).logprobs for model in (policy, reference)]
-        assert_close(found.kl[i, 0], sequence_kl_k1(*both, groups.response_mask)[0, 0].detach(), rtol=1e-4, atol=1e-5)
+        assert_close(
+            found.kl[i, 0], sequence_kl(*both, groups.response_mask, "k1")[0, 0].detach(), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_policy_against_itself_has_kl_zero():
