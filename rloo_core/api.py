@@ -155,6 +155,7 @@ def _collector(
         compute.max_tokens_per_batch,
         Truncation(algorithm.top_k, algorithm.top_p, algorithm.min_p),
         layout=layout,
+        dtype=torch.bfloat16 if compute.sampling_precision == "bfloat16" else None,
     )
     reward = _reward(rewards, tokenizer, ends)
     return Collector(plain, reward, ids, rows, sampling, algorithm, loop.processes)

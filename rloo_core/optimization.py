@@ -30,7 +30,9 @@ def make_optimizer(parts: Iterable[Part], settings: TrainingSettings) -> AdamW:
         matrices, vectors = [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
         groups.append({"params": matrices, "lr": part.learning_rate, "weight_decay": settings.weight_decay})
         groups.append({"params": vectors, "lr": part.learning_rate, "weight_decay": 0.0})
-    return AdamW(groups, lr=settings.learning_rate, betas=(0.9, settings.adam_beta2), eps=settings.adam_epsilon)
+    return AdamW(
+        groups, lr=settings.learning_rate, betas=(0.9, settings.adam_beta2), eps=settings.adam_epsilon, fused=True
+    )
 
 
 def make_schedule(optimizer: Optimizer, settings: TrainingSettings, updates: int) -> LRScheduler:

@@ -245,6 +245,7 @@ class ComputeSettings(Settings):
     processes: Count
     threads: Count
     precision: Literal["float32", "bfloat16"]
+    sampling_precision: Literal["float32", "bfloat16"]
     max_tokens_per_batch: Count
     layout: Literal["auto", "shared", "padded"]
     gradient_checkpointing: bool

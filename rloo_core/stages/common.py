@@ -109,6 +109,7 @@ def make_sampling(
     compute: ComputeSettings,
     layout: Layout,
     truncation: Truncation = EVERY_TOKEN,
+    dtype: torch.dtype | None = None,
 ) -> Sampling:
     """How completions are sampled from a model, with its own end-of-sequence tokens."""
     return Sampling(
@@ -119,7 +120,13 @@ def make_sampling(
         compute.max_tokens_per_batch,
         truncation,
         layout=layout,
+        dtype=dtype,
     )
+
+
+def sampling_dtype(compute: ComputeSettings) -> torch.dtype | None:
+    """Type of the weights while sampling; None is the model's own."""
+    return torch.bfloat16 if compute.sampling_precision == "bfloat16" else None
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

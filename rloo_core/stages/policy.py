@@ -32,6 +32,7 @@ from rloo_core.stages.common import (
     gold_reward,
     make_sampling,
     prompts_of,
+    sampling_dtype,
     stage_layout,
     stage_policy,
     stage_tokenizer,
@@ -72,6 +73,7 @@ class Bench:
             compute=self.settings.compute,
             layout=self.layout,
             truncation=Truncation(own.top_k, own.top_p, own.min_p),
+            dtype=sampling_dtype(self.settings.compute),
         )
 
 

@@ -119,7 +119,7 @@ def test_yaml_is_the_whole_truth():
         ("+seed=1", "+seed=1: seed exists already; write it without the +"),
         ("algoritm=rloo", "there is no setting algoritm; did you mean algorithm?"),
         ("zzz=1", "there is no setting zzz; `rloo config` prints them all"),
-        ("compute.zzz=1", "there is no setting compute.zzz; compute has device, processes, threads, precision, max_tokens_per_batch, layout and gradient_checkpointing"),
+        ("compute.zzz=1", "there is no setting compute.zzz; compute has device, processes, threads, precision, sampling_precision, max_tokens_per_batch, layout and gradient_checkpointing"),
         ("kl_coef=1", "there is no setting kl_coef; did you mean algorithm.kl_coef?"),
         ("rloo_k=4", "rloo_k is called algorithm.group_size here"),
         ("algorithm.num_generations=4", "algorithm.num_generations is called algorithm.group_size here"),

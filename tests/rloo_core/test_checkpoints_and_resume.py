@@ -16,6 +16,7 @@ STEPS = 7
 COMPUTE = ComputeSettings(
     device="cpu", processes=1, threads=1, precision="float32", max_tokens_per_batch=1000, layout="auto",
     gradient_checkpointing=False,
+    sampling_precision="float32",
 )  # fmt: skip
 
 

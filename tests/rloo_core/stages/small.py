@@ -40,6 +40,7 @@ COMPUTE = ComputeSettings(
     max_tokens_per_batch=200,
     layout="padded",
     gradient_checkpointing=False,
+    sampling_precision="float32",
 )
 TRAINING = {
     "seed": 0, "learning_rate": 0.01, "schedule": "constant", "warmup_fraction": 0.0, "weight_decay": 0.0,

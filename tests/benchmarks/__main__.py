@@ -1,0 +1,109 @@
+"""Ours against the peers: `python -m tests.benchmarks [--json FILE] [--repeats N] [NAME ...]`.
+
+Each side runs in processes of its own, turn and turn about, one thread each; what is compared are medians of processor
+time over all steps but each process's first. Nothing is installed: what is missing is said. Names may be cut short:
+`growth` is every growth_….
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from tests.benchmarks.cases import CASES, GROWTH, PEER
+from tests.benchmarks.ours import floor_seconds
+
+TRL = "1.16"
+HEADER = f"{'name':18} {'ours':>9} {'peer':>9} {'ratio':>7}  unit"
+
+
+def measure(side: str, name: str) -> dict[str, list[float] | float]:
+    """One process's measurement."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.worker", side, name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        raise SystemExit(f"{name}, {side}: {done.stderr.strip().splitlines()[-1] if done.stderr else 'failed'}")
+    found: dict[str, list[float] | float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def compare(name: str, repeats: int) -> list[dict[str, object]]:
+    """The rows of one benchmark."""
+    case, peer = CASES[name]
+    sides = ["ours"] if peer is None else ["ours", "peer"]
+    runs = [(side, measure(side, name)) for _ in range(repeats) for side in sides]
+    cpu = {side: [t for s, run in runs if s == side for t in run["cpu"]] for side in sides}  # type: ignore[union-attr]
+    wall = {side: [t for s, run in runs if s == side for t in run["wall"]] for side in sides}  # type: ignore[union-attr]
+    memory = {side: max(run["memory"] for s, run in runs if s == side) for side in sides}  # type: ignore[type-var]
+    if peer is None:
+        floors = [floor_seconds(case, float(run["rate"])) / t for _, run in runs for t in run["cpu"]]  # type: ignore[arg-type,union-attr]
+        return [_row(name, median(cpu["ours"]), None, median(floors), "s CPU a step; ratio: share of the matmul floor")]
+    rows = [
+        _row(name, median(cpu["ours"]), median(cpu["peer"]), None, f"s CPU a step, {_spread(cpu)}"),
+        _row(f"{name}/wall", median(wall["ours"]), median(wall["peer"]), None, f"s wall a step, {_spread(wall)}"),
+    ]
+    label = name.replace("step_", "memory_") if name.startswith("step_") else f"{name}/memory"
+    return [*rows, _row(label, float(memory["ours"]), float(memory["peer"]), None, "GB resident at most")]  # type: ignore[arg-type]
+
+
+def grow(repeats: int) -> list[dict[str, object]]:
+    """Our time a completion token as K and T grow; the peer's column is the best of the series."""
+    rows = []
+    for series in ("growth_k", "growth_t"):
+        names = [name for name in GROWTH if name.startswith(series)]
+        found = {name: [measure("ours", name) for _ in range(repeats)] for name in names}
+        tokens = {n: GROWTH[n].prompts * GROWTH[n].group_size * GROWTH[n].new_tokens for n in names}
+        each = {n: 1e3 * median(t for run in found[n] for t in run["cpu"]) / tokens[n] for n in names}  # type: ignore[union-attr]
+        for name in names:
+            memory = max(float(run["memory"]) for run in found[name])  # type: ignore[arg-type]
+            rows.append(_row(name, each[name], min(each.values()), None, f"ms CPU a completion token; {memory:.2f} GB"))
+    return rows
+
+
+def _row(name: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> dict[str, object]:
+    ratio = peer / ours if ratio is None and peer is not None else ratio
+    row = {"name": name, "ours": ours, "peer": peer, "ratio": ratio, "unit": unit}
+    print(f"{name:18} {ours:9.3f} {peer if peer is not None else float('nan'):9.3f} {ratio:7.2f}  {unit}", flush=True)
+    return row
+
+
+def _spread(values: dict[str, list[float]]) -> str:
+    return ", ".join(f"{side} {min(v):.2f}-{max(v):.2f}" for side, v in values.items())
+
+
+def _missing(names: list[str]) -> str | None:
+    if not any(name in CASES and CASES[name][1] == PEER for name in names):
+        return None
+    if importlib.util.find_spec("trl") is None:
+        return f"trl is not installed: pip install --no-deps trl=={TRL}.0"
+    version = importlib.metadata.version("trl")
+    return None if version.startswith(TRL) else f"trl is {version}; the comparison is with {TRL}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join([*CASES, 'growth'])}; all by default")
+    parser.add_argument("--json", type=Path, help="file for the table as a list of {name, ours, peer, ratio, unit}")
+    parser.add_argument("--repeats", type=int, default=2, help="processes a side")
+    options = parser.parse_args()
+    every = [*CASES, "growth"]
+    names = [name for name in every if not options.names or any(name.startswith(n) for n in options.names)]
+    missing = _missing(names)
+    if missing is not None:
+        raise SystemExit(missing)
+    print(HEADER)
+    rows: list[dict[str, object]] = []
+    for name in names:
+        rows += grow(options.repeats) if name == "growth" else compare(name, options.repeats)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

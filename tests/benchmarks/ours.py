@@ -1,0 +1,145 @@
+"""This library's side of every benchmark, through its public functions."""
+
+import tempfile
+from dataclasses import replace
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from rloo_core.algorithms.demonstrations import GivenCompletions
+from rloo_core.algorithms.dpo import PreferenceOptimisation
+from rloo_core.algorithms.reward_modelling import RewardModelling
+from rloo_core.api import recipe, train_policy
+from rloo_core.layout import choose_layout
+from rloo_core.logprobs import completion_logprobs, reference_logprobs
+from rloo_core.optimization import Part, make_optimizer
+from rloo_core.processes import Processes
+from rloo_core.reward_models import RewardModel
+from rloo_core.rollout import Sampling, sample_completions, uniform_numbers
+from rloo_core.trainer import Method, TrainingLoop, make_accelerator
+from rloo_core.types import CompletionGroups
+from tests.benchmarks.cases import EOS, PAD, Case, reward
+from tests.benchmarks.meter import Meter, matmul_rate
+
+LEARNING_RATE, KL_COEF, MAX_TOKENS = 1e-6, 0.05, 16384
+
+
+def measure(case: Case) -> dict[str, object]:
+    """Seconds a step, memory, and the rate of a matrix product in this process."""
+    rate = matmul_rate()
+    meter: Meter = globals()[f"_{case.kind}"](case)
+    return {**meter.report(), "rate": rate}
+
+
+def _compute(case: Case):  # type: ignore[no-untyped-def]
+    from rloo_core.api import _yaml
+    from rloo_core.settings import ComputeSettings
+
+    sampling = "bfloat16" if case.low_precision else "float32"
+    values = {"device": "cpu", "threads": 1, "max_tokens_per_batch": MAX_TOKENS, "sampling_precision": sampling}
+    return ComputeSettings.model_validate(_yaml("compute", "cpu") | values)
+
+
+def _algorithm(name: str, case: Case):  # type: ignore[no-untyped-def]
+    return recipe(
+        name, steps=case.steps, rollout_batch_size=case.prompts * case.group_size, learning_rate=LEARNING_RATE,
+        group_size=case.group_size, max_new_tokens=case.new_tokens, eval_every=0, checkpoint_every=0,
+        **({"kl_coef": KL_COEF, "missing_eos_penalty": None} if name == "rloo" else {}),
+    )  # fmt: skip
+
+
+def _step(case: Case) -> Meter:
+    model, tokenizer, meter = case.shape.model(), case.shape.tokenizer(), Meter()
+    with tempfile.TemporaryDirectory() as directory:
+        train_policy(
+            model, tokenizer, case.texts(), reward, _algorithm("rloo", case), directory,
+            compute=_compute(case), observer=meter,
+        )  # fmt: skip
+    return meter
+
+
+def _sampler(case: Case) -> Meter:
+    model, prompts = case.shape.model(), case.prompt_ids()
+    layout, _ = choose_layout(model.base_model, "auto")
+    sampling = Sampling(1.0, case.new_tokens, (EOS,), PAD, MAX_TOKENS, layout=layout)
+    if case.low_precision:
+        sampling = replace(sampling, dtype=torch.bfloat16)
+    meter = Meter()
+    for step in range(case.steps):
+        keys = [(step, p, k) for p in range(case.prompts) for k in range(case.group_size)]
+        meter.start()
+        uniform = uniform_numbers(0, "benchmark", keys, case.new_tokens)
+        sample_completions(model, prompts, case.group_size, sampling, uniform)
+        meter.stop()
+    return meter
+
+
+def _floor(case: Case) -> Meter:
+    """Reference pass and update of completions that are given."""
+    policy, frozen = case.shape.model(), case.shape.model().requires_grad_(False)
+    layout, _ = choose_layout(policy.base_model, "auto")
+    groups = CompletionGroups.from_ids(case.prompt_ids(), case.completion_ids(), PAD)
+    reference = reference_logprobs(frozen, 1.0, layout)
+    optimizer = make_optimizer([Part("policy", policy, LEARNING_RATE)], _algorithm("rloo", case))
+    meter = Meter()
+    for _ in range(case.steps):
+        meter.start()
+        log_ratio = completion_logprobs(policy, groups, temperature=1.0, layout=layout).logprobs - reference(groups)
+        log_ratio.sum().backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        meter.stop()
+    return meter
+
+
+def floor_seconds(case: Case, rate: float) -> float:
+    """Time of the matrix products of reference pass and update, the prompt counted once.
+
+    A pass without gradient multiplies each token with each weight once, an update three times. Attention is left out.
+    """
+    completion = case.prompts * case.group_size * case.new_tokens
+    tokens = sum(map(len, case.prompt_ids())) + completion
+    forward = 2 * case.shape.trunk * tokens + 2 * case.shape.hidden * case.shape.vocabulary * completion
+    return 4 * forward / rate
+
+
+def _pairs(case: Case) -> GivenCompletions:
+    return GivenCompletions(case.prompt_ids(), case.completion_ids(), PAD, MAX_TOKENS)
+
+
+def _run(case: Case, model: torch.nn.Module, method) -> Meter:  # type: ignore[no-untyped-def]
+    meter = Meter()
+    with tempfile.TemporaryDirectory() as directory:
+        from pathlib import Path
+
+        settings = _algorithm("rloo", case)
+        loop = TrainingLoop(make_accelerator(_compute(case)), model, settings, case.steps, Path(directory), meter)
+        made: Method = method(loop)
+        loop.run(made)
+    return meter
+
+
+def _reward_model(case: Case) -> Meter:
+    torch.manual_seed(0)
+    config = case.shape.config()
+    config.num_labels = 1
+    classifier = AutoModelForSequenceClassification.from_config(config).eval()
+    layout, _ = choose_layout(classifier.base_model, "auto")
+    pairs, empty = _pairs(case), GivenCompletions([], [], PAD, MAX_TOKENS)
+    return _run(
+        case, RewardModel(classifier, layout), lambda loop: RewardModelling(loop.model, pairs, empty, case.prompts, 0)
+    )
+
+
+def _dpo(case: Case) -> Meter:
+    policy, frozen = case.shape.model(), case.shape.model().requires_grad_(False)
+    layout, _ = choose_layout(policy.base_model, "auto")
+    settings, pairs, empty = _algorithm("dpo", case), _pairs(case), GivenCompletions([], [], PAD, MAX_TOKENS)
+    return _run(
+        case,
+        policy,
+        lambda loop: PreferenceOptimisation(
+            settings, loop.model, reference_logprobs(frozen, 1.0, layout), pairs, empty, layout, Processes(), dict
+        ),
+    )
