@@ -107,7 +107,7 @@ def make_sampling(
     temperature: float,
     max_new_tokens: int,
     compute: ComputeSettings,
-    layout: Layout,
+    layout: Layout = Layout.PADDED,
     truncation: Truncation = EVERY_TOKEN,
     dtype: torch.dtype | None = None,
 ) -> Sampling:
