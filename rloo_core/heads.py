@@ -134,15 +134,15 @@ class _Chunked(torch.autograd.Function):
         room = KEPT if keep and cap is None and any(ctx.needs_input_grad[:3]) else 0
         kept: list[Tensor] = []
         parts: list[tuple[Tensor, Tensor]] = []
-        scratch = _scratch(hidden, weight, rows)
+        scratch, spare = _scratch(hidden, weight, rows), _scratch(hidden, weight, rows)
         for part, chosen in zip(hidden.split(rows), tokens.split(rows), strict=True):
             shifted = _shifted_logits(part, weight, bias, (scale, cap, temperature), scratch)
             powers = torch.empty_like(shifted) if shifted.numel() <= room else None
-            powers = torch.exp(shifted, out=powers)
+            powers = torch.exp(shifted, out=powers if powers is not None else spare[: len(shifted)])
             total = powers.sum(1, keepdim=True)
             log_total = total.squeeze(1).log()
-            entropy = log_total - torch.linalg.vecdot(powers, shifted) / total.squeeze(1)
-            parts.append((shifted.gather(1, chosen[:, None]).squeeze(1) - log_total, entropy))
+            logprobs = shifted.gather(1, chosen[:, None]).squeeze(1) - log_total
+            parts.append((logprobs, log_total - shifted.mul_(powers).sum(1) / total.squeeze(1)))
             if powers.numel() <= room:
                 kept += [powers, total]
                 room -= powers.numel()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rloo_core.cpu_products import fast_products
 from rloo_core.types import CompletionGroups
 from rloo_core.visibility import FULL, PADDING, PROMPT, SLIDING, attention_masks, layer_windows
 
@@ -139,7 +140,8 @@ def choose_layout(decoder: Any, wanted: str) -> tuple[Layout, str | None]:
 
 def _read(decoder: Any, rows: Rows) -> Tensor:
     """Last hidden states of all columns. Shape [R * C, hidden]."""
-    hidden: Tensor = decoder(**rows.inputs, use_cache=False).last_hidden_state
+    with fast_products(decoder):
+        hidden: Tensor = decoder(**rows.inputs, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rloo_core.cpu_products import fast_products
 from rloo_core.heads import Distribution, decoder_of, head_of, in_float32, token_distribution, unwrapped
 from rloo_core.layout import Layout, Rows, make_rows
 from rloo_core.types import CompletionGroups
@@ -68,7 +69,8 @@ def _last_hidden_states(model: Any, decoder: nn.Module, rows: Rows) -> Tensor:
     seen: list[Tensor] = []
     hook = decoder.register_forward_hook(lambda module, args, output: seen.append(output.last_hidden_state))
     try:
-        model(**rows.inputs, use_cache=False, logits_to_keep=1)
+        with fast_products(decoder):
+            model(**rows.inputs, use_cache=False, logits_to_keep=1)
     finally:
         hook.remove()
     return seen[0].flatten(0, 1)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rloo_core.batching import token_budget_batches
+from rloo_core.cpu_products import packed_weights
 from rloo_core.decoding import Decoder
 from rloo_core.heads import decoder_of, unwrapped
 from rloo_core.layout import Layout
-from rloo_core.packed_weights import packed_weights
 from rloo_core.random_streams import generator_for
 from rloo_core.token_choice import EVERY_TOKEN, Truncation, choose_tokens
 from rloo_core.types import CompletionGroups, Ids
