@@ -1,5 +1,6 @@
 """Evaluation: SFT and optimised policy on the same held-out prompts, greedy and sampled."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rloo_core.evaluation.assessment import Assessment, Prompts, assess
 from rloo_core.evaluation.comparisons import Comparison
-from rloo_core.evaluation.figures import evaluation_figures
+from rloo_core.evaluation.figures import evaluation_figures, reward_against_kl
 from rloo_core.evaluation.judges.base import Judge
 from rloo_core.evaluation.judges.make import Means, make_judge
 from rloo_core.evaluation.perplexity import perplexity, token_logprobs
@@ -52,7 +54,7 @@ from rloo_core.stages.evaluation_results import (
 )
 from rloo_core.stages.rewards import RewardSource, stage_reward
 from rloo_core.tokenization import encode_completion
-from rloo_core.trainer import make_accelerator
+from rloo_core.trainer import HISTORY, make_accelerator
 from rloo_core.types import CompletionGroups
 
 POLICIES = ("sft", "policy")
@@ -141,10 +143,18 @@ def run(
     write_json(out / "details.json", details | {"calibration": curve})
     write_json(out / "samples.json", _samples(bench, assessments, models))
     write_json(out / "evaluation.json", summary)
-    for title, figure in evaluation_figures(summary, rows, curve).items():
+    for title, figure in (evaluation_figures(summary, rows, curve) | _frontier(inputs["policy"])).items():
         observer.figure(title, figure)
     observer.metrics(0, summary)
     return summary
+
+
+def _frontier(policy: Path) -> dict[str, Figure]:
+    """Reward against KL over the policy's training, where it was measured more than once."""
+    history = policy / HISTORY
+    rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
+    figure = reward_against_kl(rows)
+    return {} if figure is None else {"reward_against_kl": figure}
 
 
 def _results(
