@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+BASE, WIN_RATE = "rloo", "win_rate"
 COLUMNS = {"win_rate": ("win rate, %", 100.0, 1), "gold_reward": ("gold reward", 1.0, 2), "kl": ("KL, nats", 1.0, 2), "length": ("length, tokens", 1.0, 1)}  # fmt: skip # noqa: E501
 
 
@@ -39,22 +40,28 @@ def estimate(values: Sequence[float], scale: float, digits: int) -> str:
     return f"{scaled.mean():.{digits}f} ± {half:.{digits}f}"
 
 
-def row(name: str, summaries: Sequence[Mapping[str, float]], prefix: str) -> str:
-    values = {column: [summary[f"{prefix}/{column}"] for summary in summaries] for column in COLUMNS}
+def row(found: Mapping[tuple[str, int], Mapping[str, float]], name: str, label: str, prefix: str) -> str:
+    """One line; the difference to RLOO is paired by seed."""
+    seeds = [seed for other, seed in sorted(found) if other == name]
+    values = {column: [found[name, seed][f"{prefix}/{column}"] for seed in seeds] for column in COLUMNS}
     cells = [estimate(values[column], scale, digits) for column, (_, scale, digits) in COLUMNS.items()]
-    seeds = ", ".join(f"{100 * value:.0f}" for value in values["win_rate"])
-    return f"| {name} | {cells[0]} | {seeds} | {' | '.join(cells[1:])} |"
+    each = ", ".join(f"{100 * value:.0f}" for value in values["win_rate"])
+    base = f"evaluation/policy/sampled/{WIN_RATE}"
+    pairs = [
+        found[name, seed][f"{prefix}/{WIN_RATE}"] - found[BASE, seed][base] for seed in seeds if (BASE, seed) in found
+    ]
+    difference = "–" if label == f"`{BASE}`" or not pairs else estimate(pairs, 100.0, 1)
+    return f"| {label} | {cells[0]} | {each} | {difference} | {' | '.join(cells[1:])} |"
 
 
 def main() -> None:
     found = evaluations(Path(sys.argv[1]))
     names = list(dict.fromkeys(name for name, _ in sorted(found)))
     headings = [heading for heading, _, _ in COLUMNS.values()]
-    print(f"| | {headings[0]} | each seed | {' | '.join(headings[1:])} |\n|{'---|' * 6}")
-    first = [found[key] for key in sorted(found) if key[0] == names[0]]
-    print(row("SFT, before", first, "evaluation/sft/sampled"))
+    print(f"| | {headings[0]} | each seed | less {BASE}'s, points | {' | '.join(headings[1:])} |\n|{'---|' * 7}")
+    print(row(found, BASE, "SFT, before", "evaluation/sft/sampled"))
     for name in names:
-        print(row(f"`{name}`", [found[key] for key in sorted(found) if key[0] == name], "evaluation/policy/sampled"))
+        print(row(found, name, f"`{name}`", "evaluation/policy/sampled"))
 
 
 if __name__ == "__main__":
