@@ -29,7 +29,7 @@ from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
 
 ROOT = "RLOO_ROOT"  # carried by every deployment: the absolute run root
-OF_THE_MACHINE = ("paths.", "services.", "tracking.uri", "tracking.artifacts")
+OF_THE_MACHINE = ("paths.", "paths=", "services.", "services=", "tracking=", "tracking.uri", "tracking.artifacts")
 
 
 class RunFailed(Exception):

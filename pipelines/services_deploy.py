@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from pipelines.deployed import ROOT
+from pipelines.services_webhook import set_up_webhook
 
 FILE = Path(__file__).with_name("prefect.yaml")
 
@@ -36,6 +37,7 @@ def deploy(root: Path, pool: str, runs_at_once: int) -> None:
     )
     if done.returncode:
         raise DeployError(f"prefect deploy failed:\n{(done.stdout + done.stderr).strip()}")
+    set_up_webhook()
 
 
 def _make_pool(pool: str, runs_at_once: int) -> None:

@@ -70,7 +70,7 @@ class Machine:
         tasks = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
         return {task["name"]: task["state_name"] for task in tasks}
 
-    def wait_for(self, run: str, *kinds: str, seconds: float = 120) -> tuple[str, str]:
+    def wait_for(self, run: str, *kinds: str, seconds: float = 300) -> tuple[str, str]:
         """Wait until a flow run is in a state of one of these types."""
         return until(lambda: (state := self.state(run))[0] in kinds and state, f"{run} to be {kinds}", seconds)
 

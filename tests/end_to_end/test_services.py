@@ -1,35 +1,21 @@
 """Scheduling for real: services, deployments, a full run, one stage, cancelling, killing, retrying, a cron schedule.
 
-One set of services serves all tests of this file, in order.
+One set of services serves all tests, in order.
 """
 
 import contextlib
+import json
 import os
 import signal
 import time
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.services import SMALL, Machine, machine, processes, until
+from tests.end_to_end.services import SMALL, Machine, processes, until
 
 SLOW_SFT, LONG_SFT = "sft.epochs=4000.0", "sft.epochs=60.0"  # minutes, and some seconds of training
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp("services")) as services:
-        yield services
-
-
-@pytest.fixture(scope="module")
-def full(here: Machine) -> str:
-    """The id of a full run of the pipeline, started from a deployment."""
-    run = here.start("full", experiment="tiny", overrides=SMALL)
-    here.wait_for(run, "COMPLETED", "FAILED", "CRASHED")
-    return run
 
 
 def test_status_says_that_everything_is_up(here: Machine) -> None:
@@ -60,11 +46,16 @@ def test_wrong_parameters_are_refused_before_anything_starts(here: Machine, wron
     assert refused.value.code in (409, 422)
 
 
-def test_the_run_root_is_the_machine_s(here: Machine) -> None:
+def test_the_run_root_is_the_machine_s_and_a_failed_run_calls_the_webhook(
+    here: Machine, calls: tuple[str, list[str]]
+) -> None:
     run = here.start("full", overrides=["paths.root=/tmp/elsewhere"])
     assert here.wait_for(run, "FAILED", "COMPLETED")[0] == "FAILED"
     message = here.ask(f"flow_runs/{run}")["state"]["message"]
     assert "paths.root=/tmp/elsewhere: a deployment takes this from its machine" in message
+    called = until(lambda: [json.loads(text) for text in calls[1] if run in text], "the webhook to be called")
+    assert (called[0]["state"], called[0]["url"]) == ("Failed", f"{here.prefect}/runs/flow-run/{run}")
+    assert "paths.root=/tmp/elsewhere" in called[0]["text"]
 
 
 def test_a_full_run_completes_and_shows_its_stages(here: Machine, full: str) -> None:

@@ -1,0 +1,70 @@
+"""Runs that a deployment starts: parameters, what belongs to the machine, and pages that show text as text."""
+
+import html
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config_errors import ConfigError
+from pipelines.deployed import keep_overrides, request, run_root
+from pipelines.flow_parameters import as_parameters, flow_run_name
+from pipelines.plan import Selection
+from pipelines.preflight import NotReady
+
+NOTHING: dict[str, Any] = {
+    "experiment": "tiny", "overrides": [], "from_stage": None, "until": None, "only": [], "force": [], "dry_run": False,
+}  # fmt: skip
+
+
+def test_the_run_root_and_what_the_machine_was_given_come_from_the_machine(tmp_path: Path) -> None:
+    keep_overrides(tmp_path, ["tracking.experiment=machine", "compute.threads=2"])
+    settings, overrides, _ = request({**NOTHING, "overrides": ["seed=3", "compute.threads=1"]}, tmp_path)
+    assert (settings.paths.root, settings.tracking.experiment, settings.seed) == (str(tmp_path), "machine", 3)
+    assert settings.compute.threads == 1, "what a run is given wins"
+    assert overrides[-1] == f"paths.root={tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "text", ["paths.root=/tmp", "paths=default", "tracking.uri=http://x", "tracking.artifacts=/x", "tracking=local",
+             "services.work_pool=x", "+paths.root=/tmp", "++tracking.uri=x", "~paths.root=x"],
+)  # fmt: skip
+def test_what_is_the_machine_s_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        request({**NOTHING, "overrides": [text]}, tmp_path)
+
+
+def test_the_selection_is_that_of_the_command_line(tmp_path: Path) -> None:
+    _, _, selection = request({**NOTHING, "from_stage": "sft", "until": "policy", "force": ["sft"]}, tmp_path)
+    assert selection == Selection((), "sft", "policy", ("sft",))
+    with pytest.raises(ConfigError, match="--only names the stages to run"):
+        request({**NOTHING, "only": ["sft"], "until": "policy"}, tmp_path)
+
+
+def test_a_deployment_without_a_run_root_says_how_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOO_ROOT", "runs")
+    with pytest.raises(NotReady, match="RLOO_ROOT='runs': a deployment carries the absolute run root; make it with"):
+        run_root()
+
+
+def test_what_was_typed_becomes_parameters_and_a_name() -> None:
+    parameters = as_parameters(["experiment=tiny", "seed=1"], Selection(only=("sft",), force=("sft",)))
+    expected = {**NOTHING, "overrides": ["seed=1"], "only": ["sft"], "force": ["sft"]}
+    del expected["dry_run"]
+    assert parameters == expected
+    assert flow_run_name({**NOTHING, **parameters}) == "tiny, only sft, force sft"
+    assert flow_run_name({**NOTHING, "dry_run": True}) == "tiny, dry run"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["| a | b |\nnew row", "<img src=x onerror=alert(1)>", "[click](javascript:alert(1))", "![x](http://x/y.png)",
+     "**b** _i_", "# title", "`code`", "http://example.com/?a=1&b=2", "&lt;script&gt;", "a\\|b", "x\x1b[31mred"],
+)  # fmt: skip
+def test_text_of_models_is_shown_as_text(text: str) -> None:
+    from pipelines.flow_artifacts import escaped
+
+    shown = escaped(text)
+    assert not set("<>|[]()`*_\\\n\x1b") & set(shown), shown
+    assert "://" not in shown
+    assert html.unescape(shown) == text.replace("\n", " ⏎ ").replace("\x1b", "�")
