@@ -148,11 +148,12 @@ def specification(settings: ExperimentSettings, overrides: Sequence[str]) -> dic
     server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(own.prefect_port)]
     worker = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool", own.work_pool]
     worker += ["--name", f"{socket.gethostname()}-{root.name}"]
+    pages = {"PREFECT_SERVER_UI_API_URL": f"{prefect}/api", "PREFECT_UI_URL": prefect}  # 4200 is taken for granted
     services = [
         {
             "name": "prefect",
             "command": server,
-            "environment": _database(settings),
+            "environment": {**_database(settings), **pages},
             "health": f"{prefect}/api/health",
         },
         {

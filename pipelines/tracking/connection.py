@@ -25,6 +25,9 @@ REFUSALS = frozenset(
 )
 
 
+TRAINING = {"mlflow.experimentKind": "custom_model_development"}  # else its pages guess, and show those for chatbots
+
+
 class TrackingError(RuntimeError):
     """MLflow could not be opened."""
 
@@ -115,7 +118,7 @@ def _make_database(database: Path) -> None:
 
 def _create_experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
     try:
-        return str(client.create_experiment(name, artifact_location=artifacts))
+        return str(client.create_experiment(name, artifact_location=artifacts, tags=TRAINING))
     except MlflowException:  # another run created it in this moment
         found = client.get_experiment_by_name(name)
         if found is None:

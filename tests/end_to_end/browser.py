@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import urllib.request
@@ -57,6 +58,11 @@ class Browser:
             self.picture("failed")
             raise AssertionError(f"{error}; it shows: {self.evaluate(TEXT)}") from None
 
+    def click(self, text: str) -> None:
+        """Click what carries exactly this text."""
+        found = "[...document.querySelectorAll('label,button,a,span')].find(each => each.textContent.trim() === %s)"
+        self.evaluate(f"{found % json.dumps(text)}.click()")
+
     def picture(self, name: str) -> Path:
         """Save what is seen as a PNG."""
         path = self.pictures / f"{name}.png"
@@ -91,6 +97,4 @@ def chromium(place: Path, pictures: Path) -> Iterator[Browser]:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    import os
-
     return {**os.environ, "HOME": str(place)}

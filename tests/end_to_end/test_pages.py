@@ -38,7 +38,9 @@ def experiment(here: Machine, full: str) -> str:
 
 
 def test_mlflow_lists_the_parent_and_the_stages(browser: Browser, experiment: str) -> None:
-    browser.open(f"{experiment}/runs", "tiny", *STAGES)
+    browser.open(f"{experiment}/runs", "tiny", "6 matching runs", "Expand rows")
+    browser.click("Expand rows")
+    browser.wait_for("tiny", *STAGES)
     browser.picture("mlflow-runs")
 
 
@@ -48,7 +50,7 @@ def test_mlflow_s_parent_run_leads_to_the_stages(browser: Browser, experiment: s
 
 
 def test_mlflow_shows_curves(browser: Browser, experiment: str, runs: dict[str, str]) -> None:
-    browser.open(f"{experiment}/runs/{runs['policy']}/model-metrics", "reward/mean", "kl/mean")
+    browser.open(f"{experiment}/runs/{runs['policy']}/model-metrics", "policy (advantage/std)", "truncated_frac")
     browser.picture("mlflow-curves")
 
 
