@@ -58,11 +58,6 @@ class Browser:
             self.picture("failed")
             raise AssertionError(f"{error}; it shows: {self.evaluate(TEXT)}") from None
 
-    def click(self, text: str) -> None:
-        """Click what carries exactly this text."""
-        found = "[...document.querySelectorAll('label,button,a,span')].find(each => each.textContent.trim() === %s)"
-        self.evaluate(f"{found % json.dumps(text)}.click()")
-
     def picture(self, name: str) -> Path:
         """Save what is seen as a PNG."""
         path = self.pictures / f"{name}.png"
