@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.evidence import Evidence
+from pipelines.evidence import FINISHED, Evidence
 from pipelines.records import Record
 from pipelines.report_measures import MEASURES, measure_table, shown
 from pipelines.report_page import Completion, Page, Picture, Sample, Section, Table, Token, number, render, table_of
@@ -18,13 +18,18 @@ CURVE_ROWS = 40  # of a curve's table; a longer curve is thinned
 STAGE_WORDS = {"run": "computed", "reused": "reused"}
 
 
-def run_report(record: Record, store: Store) -> Path:
+def run_report(record: Record, store: Store, status: str | None = None) -> Path:
     """Write the report of a run beside its other evidence.
+
+    Args:
+        record: The run.
+        store: Its run root.
+        status: How it ended, where that is not written down yet.
 
     Returns:
         Where it is: `records/<run>/files/report.html`.
     """
-    record.evidence.write(f"files/{REPORT}", render(run_page(record, store)))
+    record.evidence.write(f"files/{REPORT}", render(run_page(record, store, status or record.status)))
     return record.evidence.directory / "files" / REPORT
 
 
@@ -33,19 +38,19 @@ def report_at_the_end(evidence: Evidence, store: Store, warn: Callable[[str], No
     if not any(note["stage"] == "evaluation" for note in evidence.state.notes):
         return
     try:
-        run_report(Record(evidence.directory.name, evidence), store)
+        run_report(Record(evidence.directory.name, evidence), store, FINISHED)
     except Exception as error:
         LOG.exception("the report could not be made")
         warn(f"the report could not be made: {error}; `rloo report` tries again")
 
 
-def run_page(record: Record, store: Store) -> Page:
+def run_page(record: Record, store: Store, status: str) -> Page:
     """The page; sections of stages that the run does not have are absent."""
     stages = _stages(record, store)
     summary = dict(stages["evaluation"][0].summary) if "evaluation" in stages else {}
     state = record.state
     lead = [
-        f"Run {record.name}, {record.status.lower()}; seed {state.tags.get('seed', '?')}, commit "
+        f"Run {record.name}, {status.lower()}; seed {state.tags.get('seed', '?')}, commit "
         f"{state.tags.get('git.commit', 'unknown')[:12]}. Typed: rloo run {' '.join(record.overrides)}".rstrip()
     ]
     lead += [_verdict(summary)] if "evaluation/policy/sampled/win_rate" in summary else []

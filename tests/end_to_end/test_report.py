@@ -8,8 +8,16 @@ from tests import browser
 from tests.conftest import rloo
 
 SECTIONS = (
-    "Summary", "Training", "Comparisons", "Distributions", "Reward model", "Samples", "Data", "Lineage and timings", "Config"
-)  # fmt: skip
+    "Summary",
+    "Training",
+    "Comparisons",
+    "Distributions",
+    "Reward model",
+    "Samples",
+    "Data",
+    "Lineage",
+    "Config",
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +28,7 @@ def file(tiny_run):
 
 def test_it_says_what_the_run_has_found(tiny_run, file):
     html = file.read_text(encoding="utf-8")
-    assert [f"{section}</h2>" in html for section in SECTIONS] == [True] * len(SECTIONS)
+    assert [f">{section}" in html for section in SECTIONS] == [True] * len(SECTIONS)
     (directory,) = (tiny_run.root / "store" / "evaluation").iterdir()
     summary = json.loads((directory / "evaluation.json").read_text())
     for value in (summary["evaluation/policy/sampled/gold_reward"], summary["evaluation/sft/greedy/proxy_reward"]):
@@ -50,7 +58,7 @@ def test_a_command_makes_it_again(tiny_run, file):
     process = rloo(tiny_run.place, "report", "--no-open").process
     assert process.returncode == 0, process.stdout + process.stderr
     assert process.stdout.strip().endswith("files/report.html")
-    assert file.read_bytes() == before.replace(b", running; seed", b", finished; seed")
+    assert file.read_bytes() == before
     assert "there is no run nowhere" in rloo(tiny_run.place, "report", "nowhere").output
 
 
