@@ -11,7 +11,7 @@ from rloo_core.batching import step_indices
 from rloo_core.processes import Processes
 from rloo_core.random_streams import generator_for
 from rloo_core.rewards import Reward, Row
-from rloo_core.rollout import Sampling, finished, sample_completions, uniform_numbers
+from rloo_core.rollout import Sampling, finished, sample_with_logprobs, uniform_numbers
 from rloo_core.scores import charge_missing_eos, clip_rewards
 from rloo_core.settings import AlgorithmSettings
 from rloo_core.types import CompletionGroups, Ids
@@ -31,6 +31,8 @@ class Rollout:
         dropped: True for prompts that are left out of the losses and of what they are divided by: their raw rewards are
             equal, and were so again when other prompts were tried. Shape [P].
         terms: Raw rewards of each term of the reward, where it has several. Each [P, K].
+        sampled: Log-prob of each completion under the rounded weights it was sampled from; None where they are not
+            rounded: then training's own differs in the last bits only. Shape [P, K].
     """
 
     places: list[int]
@@ -40,6 +42,7 @@ class Rollout:
     finished: Tensor
     dropped: Tensor
     terms: Mapping[str, Tensor] = field(default_factory=dict)
+    sampled: Tensor | None = None
 
     @property
     def scorable(self) -> Tensor:
@@ -57,6 +60,7 @@ class Rollout:
             finished=self.finished[rows],
             dropped=self.dropped[rows],
             terms={name: values[rows] for name, values in self.terms.items()},
+            sampled=None if self.sampled is None else self.sampled[rows],
         )
 
     def to(self, device: torch.device) -> "Rollout":
@@ -67,6 +71,7 @@ class Rollout:
             scores=self.scores.to(device),
             finished=self.finished.to(device),
             dropped=self.dropped.to(device),
+            sampled=None if self.sampled is None else self.sampled.to(device),
         )
 
 
@@ -127,10 +132,11 @@ class Collector:
         keys = [(step, place, k, *([round_] if round_ else [])) for place in places for k in range(own.group_size)]
         uniform = uniform_numbers(own.seed, "sampling", keys, self.sampling.max_new_tokens)
         prompts = [self.prompts[i] for i in chosen]
-        groups = sample_completions(self.policy, prompts, own.group_size, self.sampling, uniform)
+        groups, logprobs = sample_with_logprobs(self.policy, prompts, own.group_size, self.sampling, uniform)
         rewards = self.reward(groups, [self.rows[i] for i in chosen])
         terms = getattr(self.reward, "last", {})
-        return self._scored(list(places), groups, rewards, terms if len(terms) > 1 else {}, keys)
+        rollout = self._scored(list(places), groups, rewards, terms if len(terms) > 1 else {}, keys)
+        return rollout if self.sampling.dtype is None else replace(rollout, sampled=logprobs.sum(-1))
 
     def _scored(
         self,
@@ -183,4 +189,5 @@ def _replaced(rollout: Rollout, rows: Sequence[int], new: Rollout) -> Rollout:
         scores=exchanged(rollout.scores, new.scores),
         finished=exchanged(rollout.finished, new.finished),
         terms={name: exchanged(values, new.terms[name]) for name, values in rollout.terms.items()},
+        sampled=None if rollout.sampled is None or new.sampled is None else exchanged(rollout.sampled, new.sampled),
     )

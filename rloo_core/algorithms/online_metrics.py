@@ -55,6 +55,8 @@ class StepMetrics:
         if estimates.ref_logprobs is not None:
             for name in KL_ESTIMATORS:
                 columns[name] = sequence_kl(estimates.logprobs, estimates.ref_logprobs, mask, name)
+        if rollout.sampled is not None:
+            columns["sampler"] = (masked_sum(estimates.logprobs, mask, dim=-1) - rollout.sampled).abs()
         columns |= {f"reward/{name}": values for name, values in rollout.terms.items()}
         columns["dropped"] = rollout.dropped.float()
         valid = mask & rollout.scorable[..., None]
@@ -107,6 +109,8 @@ class StepMetrics:
         if "k1" in v:
             result["kl/mean"] = v[kl.monitor].mean()
             result |= {f"kl/{name}_mean": v[name].mean() for name in KL_ESTIMATORS}
+        if "sampler" in v:
+            result["sampler/log_ratio_abs_mean"] = v["sampler"].mean()
         if "value" in v:
             everything = torch.ones_like(v["value"], dtype=torch.bool)
             result["critic/explained_variance"] = explained_variance(v["value"], v["return"], everything)

@@ -81,7 +81,7 @@ def _missing(names: list[str]) -> str | None:
     if not any(name in CASES and CASES[name][1] == PEER for name in names):
         return None
     if importlib.util.find_spec("trl") is None:
-        return f"trl is not installed: pip install --no-deps trl=={TRL}.0"
+        return "trl is not installed: pip install -e '.[benchmarks]' -c constraints.txt"
     version = importlib.metadata.version("trl")
     return None if version.startswith(TRL) else f"trl is {version}; the comparison is with {TRL}"
 
