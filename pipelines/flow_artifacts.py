@@ -1,6 +1,5 @@
 """The plan as a table and the result as a page of Prefect, with links to MLflow. Text of models is shown as text."""
 
-import html
 import json
 import logging
 import re
@@ -16,7 +15,7 @@ from pipelines.service_addresses import mlflow_address
 
 LOG = logging.getLogger("rloo")
 SHOWN_CHARACTERS = 600  # of a prompt or a completion
-MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:@])")
+MARKDOWN = re.compile(r"([\\`*_\[\]<>|~$&@#!]|:(?=//)|\.(?=\w))")
 
 
 def publish_plan(name: str, plan: Sequence[PlannedStage]) -> None:
@@ -53,12 +52,13 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Any text as one markdown table cell that shows exactly this text: no markup, no HTML, no links, no new rows."""
+    """Any text as one markdown table cell that shows exactly this text: no markup, no HTML, no links, no new rows.
+
+    Backslashes, since Prefect's pages show entities as they are written.
+    """
     shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
     printable = "".join(char if char.isprintable() or char == "\n" else "�" for char in shown)
-    # an entity is inert in HTML and in markdown, a backslash only in markdown
-    entities = MARKDOWN.sub(lambda match: f"&#{ord(match[1])};", html.escape(printable, quote=False).replace("&", "\0"))
-    return entities.replace("\0", "&").replace("\n", " ⏎ ")
+    return MARKDOWN.sub(r"\\\1", printable).replace("\n", " ⏎ ")
 
 
 def _stages(job: Job) -> list[str]:

@@ -121,7 +121,7 @@ def logs(root: Path) -> str:
     return "".join(f"\n== {file.name}\n{file.read_text()[-2000:]}" for file in (root / "logs").glob("service*.log"))
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = 60) -> T:
+def until(condition: Callable[[], T], what: str, seconds: float = 240) -> T:
     """Wait for a condition and return its value.
 
     Raises:

@@ -76,7 +76,11 @@ def test_prefect_shows_plan_and_report(browser: Browser, here: Machine, full: st
     browser.open(f"{here.prefect}/artifacts/artifact/{artifacts['plan']['id']}", "first run", "depends")
     browser.picture("prefect-plan")
     browser.open(
-        f"{here.prefect}/artifacts/artifact/{artifacts['report']['id']}", "SFT → policy", "win rate, %", "Samples"
+        f"{here.prefect}/artifacts/artifact/{artifacts['report']['id']}",
+        "SFT → policy",
+        "reward_model",
+        "win rate, %",
+        "Samples",
     )
     browser.picture("prefect-report")
 
