@@ -30,6 +30,7 @@ from pipelines.flow_parameters import Experiment, Override, StageName, as_parame
 from pipelines.flow_records import FlowRecord, TaskRecord
 from pipelines.job import Job
 from pipelines.outcome import Outcome
+from pipelines.preflight import server_trouble
 
 LOG = logging.getLogger("rloo")
 RETRIES = 2
@@ -102,7 +103,7 @@ def run_as_flow(job: Job, api_url: str, server_ended: Callable[[], bool]) -> Non
             rloo(**as_parameters(job.overrides, job.selection))  # type: ignore[call-overload]
         finally:
             _started.reset(token)
-            if not server_ended():
+            if not server_ended() and server_trouble(api_url) is None:
                 APILogHandler().flush()  # while the server is still there
             while _held:
                 _held.popitem()[1].release()
