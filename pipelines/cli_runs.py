@@ -1,4 +1,4 @@
-"""`rloo runs | sync | lineage`: what has been run, what MLflow has yet to get, where a model comes from."""
+"""`rloo runs | sync | lineage | prune`: what has been run, where a model comes from, what can go."""
 
 import json
 import sys
@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlflow import MlflowClient
+
     from pipelines.records import Record
     from pipelines.store import Store
     from pipelines.tracking.lineage import Node
+    from rloo_core.settings import ExperimentSettings
 
 SETTINGS = {"ignore_unknown_options": True}
 commands = typer.Typer()
@@ -93,29 +98,90 @@ def lineage(
     - `rloo lineage rloo-policy --mermaid > lineage.mmd`
     """
     from pipelines.cli import explained, settings_of
-    from pipelines.config_errors import ConfigError
 
     with explained():
-        settings = settings_of(overrides)
-        from pipelines.environment import prepare
-
-        root = Path(settings.paths.root)
-        if settings.tracking.uri is None and not (root / "mlflow.db").exists():
-            raise ConfigError(
-                f"there is no run in {root} yet; start one with `rloo run`, or name another paths.root=..."
-            )
-        prepare(root)
-        from pipelines.tracking.connection import open_client
+        client = _mlflow(settings_of(overrides))
         from pipelines.tracking.lineage import lineage as lineage_of
         from pipelines.tracking.lineage import mermaid
 
-        node = lineage_of(open_client(settings.tracking.uri or f"sqlite:///{root}/mlflow.db", root), model)
+        node = lineage_of(client, model)
     if as_json:
         typer.echo(json.dumps(node.as_dict(), indent=2))
     elif as_mermaid:
         typer.echo(mermaid(node))
     else:
         _print_lineage(node)
+
+
+@commands.command(context_settings=SETTINGS)
+def prune(
+    overrides: Overrides = None,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest runs whose outputs stay.")] = 10,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; otherwise it is only shown.")] = False,
+) -> None:
+    """Show what a run root could do without, and remove it with --yes.
+
+    Outputs of old runs and leftover checkpoints go. What a registered model or a kept run needs stays, and all that
+    those were made from.
+
+    **Examples**
+
+    - `rloo prune` shows what would go
+    - `rloo prune --keep 3 --yes` removes it
+    """
+    from pipelines.cli import explained, settings_of
+
+    with explained():
+        settings = settings_of(overrides)
+        client = _mlflow(settings)
+    from pipelines.disk import in_words
+    from pipelines.prune import removals, remove
+    from pipelines.store import Store
+    from pipelines.tracking.models import mark_pruned, registered_outputs
+
+    store = Store(settings.paths.root)
+    freed = 0
+    for removal in removals(store, registered_outputs(client), keep):
+        manifest = store.manifest(removal.stage, removal.fingerprint)
+        if not yes or remove(removal, store):
+            freed += removal.size
+            if yes and manifest is not None and manifest.run_id and not removal.path.exists():
+                _quietly(mark_pruned, client, manifest.run_id)
+            typer.echo(f"{in_words(removal.size):>8}  {removal.stage:<14} {removal.fingerprint[:12]}  {removal.reason}")
+    done = "removed" if yes else "could go; `rloo prune --yes` removes it"
+    typer.echo(f"{in_words(freed)} {done}" if freed else "nothing to remove")
+
+
+def _quietly(call: "Callable[..., object]", *arguments: object) -> None:
+    """A note in MLflow is not worth failing for: the run may be gone from there."""
+    from contextlib import suppress
+
+    with suppress(Exception):
+        call(*arguments)
+
+
+def _mlflow(settings: "ExperimentSettings") -> "MlflowClient":
+    """MLflow's client for a run root that has been used.
+
+    Raises:
+        ConfigError: If there is nothing yet, or MLflow does not answer.
+    """
+    from pipelines.config_errors import ConfigError
+    from pipelines.environment import prepare
+
+    root = Path(settings.paths.root)
+    if settings.tracking.uri is None and not (root / "mlflow.db").exists():
+        raise ConfigError(f"there is no run in {root} yet; start one with `rloo run`, or name another paths.root")
+    prepare(root)
+    from pipelines.tracking.connection import first_line, open_client
+
+    uri = settings.tracking.uri or f"sqlite:///{root}/mlflow.db"
+    try:
+        client = open_client(uri, root)
+        client.search_experiments(max_results=1)
+    except Exception as error:
+        raise ConfigError(f"MLflow at {uri} does not answer: {first_line(error)}") from None
+    return client
 
 
 def _print_lineage(node: "Node") -> None:

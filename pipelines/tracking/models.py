@@ -215,3 +215,19 @@ def model_of(client: MlflowClient, run_id: str) -> ModelReference | None:
     if not versions:
         return ModelReference(model_id)
     return ModelReference(model_id, versions[-1]["name"], str(versions[-1]["version"]))
+
+
+def registered_outputs(client: MlflowClient) -> list[tuple[str, str]]:
+    """Stage and fingerprint of what every registered version was made by; nothing of these may be removed."""
+    return [
+        (registered.tags.get("stage", ""), registered.tags.get("fingerprint", ""))
+        for model in client.search_registered_models()
+        for registered in client.search_model_versions(f"name = '{model.name}'")
+    ]
+
+
+def mark_pruned(client: MlflowClient, run_id: str) -> None:
+    """Note on the model of a run that the store has its files no more."""
+    model = model_of(client, run_id)
+    if model is not None:
+        client.set_logged_model_tags(model.model_id, {"store.pruned": "true"})
