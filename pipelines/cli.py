@@ -73,6 +73,13 @@ app.add_typer(cli_runs.commands)
 app.add_typer(cli_services.commands)
 app.add_typer(cli_evaluation.commands)
 
+AcceptCode = Annotated[
+    bool,
+    typer.Option(
+        "--accept-code", help="Take outputs over that differ in code alone: you say that the change is harmless."
+    ),
+]
+
 
 @app.callback(invoke_without_command=True)
 def root(
@@ -90,6 +97,7 @@ def run(
     from_stage: From = None,
     until: Until = None,
     force: Force = None,
+    accept_code: AcceptCode = False,
     no_prefect: Annotated[
         bool, typer.Option("--no-prefect", help="Run the same stages without Prefect (starts a few seconds faster).")
     ] = False,
@@ -116,7 +124,7 @@ def run(
     """
     with explained():
         settings = settings_of(overrides)
-        selection = _selection(only, from_stage, until, force)
+        selection = _selection(only, from_stage, until, force, accept_code)
         record = None
         if resume is not None:
             settings, overrides, selection, record = _resumed(resume, settings, overrides or [], selection)
@@ -137,6 +145,7 @@ def plan(
     from_stage: From = None,
     until: Until = None,
     force: Force = None,
+    accept_code: AcceptCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Hash all outputs, not only sizes and times.")] = False,
 ) -> None:
@@ -155,7 +164,7 @@ def plan(
         from pipelines.store import Store
 
         settings = settings_of(overrides)
-        selection = _selection(only, from_stage, until, force)
+        selection = _selection(only, from_stage, until, force, accept_code)
         planned = make_plan(settings, Store(settings.paths.root), selection, overrides or [], verify)
     if as_json:
         _print_json(planned, settings)
@@ -254,16 +263,31 @@ def _unknown_option(text: str) -> str:
     name = text.partition("=")[0].lstrip("-")
     if name in known_keys() or name in group_options():
         return f"{text}: settings have no dashes: {text.lstrip('-') if '=' in text else name + '=...'}"
-    options = ("--only", "--from", "--until", "--force", "--no-prefect", "--resume", "--json", "--verify", "--port")
+    options = (
+        "--only",
+        "--from",
+        "--until",
+        "--force",
+        "--no-prefect",
+        "--resume",
+        "--accept-code",
+        "--json",
+        "--verify",
+        "--port",
+    )
     return f"{text} is no option of this command{nearest(f'--{name}', options) or '; see --help'}"
 
 
 def _selection(
-    only: list[str] | None, from_stage: str | None, until: str | None, force: list[str] | None
+    only: list[str] | None,
+    from_stage: str | None,
+    until: str | None,
+    force: list[str] | None,
+    accept_code: bool = False,
 ) -> "Selection":
     from pipelines.plan import Selection
 
-    return Selection(tuple(only or ()), from_stage, until, tuple(force or ()))
+    return Selection(tuple(only or ()), from_stage, until, tuple(force or ()), accept_code)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pipelines.console import Console, StageDisplay
 from pipelines.fingerprint import LIBRARIES, installed
 from pipelines.launched import run_stage
 from pipelines.outcome import Outcome
-from pipelines.plan import PlannedStage, Planner
+from pipelines.plan import PlannedStage, Planner, explain
 from pipelines.store import LOGS, Manifest, Store
 from rloo_core.observer import Row
 from rloo_core.settings import ExperimentSettings
@@ -125,10 +125,21 @@ class Executor:
     def _reuse(self, planned: PlannedStage) -> Outcome:
         manifest = planned.manifest
         assert manifest is not None, f"{planned.name} is to be {planned.action}d, but has no manifest"
+        if manifest.fingerprint != planned.fingerprint:
+            manifest = self._take_over(planned, manifest)
         self.manifests[planned.name] = manifest
         self.tracker.reused(manifest)
         self.console.reused(planned.name)
         return self._outcome(manifest, reused=True)
+
+    def _take_over(self, planned: PlannedStage, earlier: Manifest) -> Manifest:
+        """An output of other code that a person has accepted, under the fingerprint of this code; MLflow is told."""
+        assert planned.fingerprint is not None
+        assert planned.parts is not None
+        changed = explain(earlier.parts, planned.parts)
+        self.tracker.tag(f"accepted.{planned.name}", f"{earlier.fingerprint}: {', '.join(changed)}")
+        self.console.line(f"{planned.name:<14} accepted: {', '.join(changed)}")
+        return self.store.take_over(earlier, planned.fingerprint, planned.parts, changed)
 
     def _compute(self, planned: PlannedStage) -> Outcome:
         name, fingerprint = planned.name, planned.fingerprint

@@ -24,6 +24,8 @@ SHOWN_DIFFERENCES = 3
 class Selection:
     """Which stages a person wants: all, `only` some, `from_stage` on, `until` one; `force` re-runs finished ones.
 
+    With `accept_code`, outputs that differ from what would be made in their code alone are taken over.
+
     Raises:
         ConfigError: If a stage does not exist, or options contradict each other.
     """
@@ -32,6 +34,7 @@ class Selection:
     from_stage: str | None = None
     until: str | None = None
     force: tuple[str, ...] = field(default=())
+    accept_code: bool = False
 
     def __post_init__(self) -> None:
         named = {"--only": self.only, "--from": (self.from_stage,), "--until": (self.until,), "--force": self.force}
@@ -127,6 +130,10 @@ class Planner:
             return PlannedStage(name, "run", "forced", fingerprint.hex, parts=fingerprint.parts)
         if manifest is not None:
             return PlannedStage(name, "reuse", _finished(manifest), fingerprint.hex, manifest, fingerprint.parts)
+        accepted = self._with_other_code(name, fingerprint.parts) if self.selection.accept_code else None
+        if accepted is not None:
+            changed = ", ".join(explain(accepted.parts, fingerprint.parts)[:SHOWN_DIFFERENCES])
+            return PlannedStage(name, "reuse", f"accepted: {changed}", fingerprint.hex, accepted, fingerprint.parts)
         reason = problem or self._difference(name, fingerprint.parts) or "first run"
         self._refuse_unselected(name, reason)
         return PlannedStage(name, "run", reason, fingerprint.hex, parts=fingerprint.parts)
@@ -156,6 +163,15 @@ class Planner:
             f"{self.selection} needs the output of {name}, which is not there for these settings ({why}); "
             f"make it with: {command}"
         )
+
+    def _with_other_code(self, name: str, parts: Parts) -> Manifest | None:
+        """The newest whole output that differs from these parts in its code alone."""
+        wanted = {key: value for key, value in parts.items() if not key.startswith("code/")}
+        for earlier in self.store.manifests(name):
+            same = {key: value for key, value in earlier.parts.items() if not key.startswith("code/")} == wanted
+            if same and self.store.find(name, earlier.fingerprint, verify=True)[0] is not None:
+                return earlier
+        return None
 
     def _difference(self, name: str, parts: Parts, without_inputs: bool = False) -> str:
         """How the parts differ from the most similar earlier result of that stage; "" if there is none."""

@@ -43,9 +43,8 @@ class Record:
     def selection(self) -> Selection:
         """Which stages were wanted."""
         typed = self.state.typed.get("selection", {})
-        return Selection(
-            tuple(typed.get("only", ())), typed.get("from_stage"), typed.get("until"), tuple(typed.get("force", ()))
-        )
+        only, force = tuple(typed.get("only", ())), tuple(typed.get("force", ()))
+        return Selection(only, typed.get("from_stage"), typed.get("until"), force, typed.get("accept_code", False))
 
     def settings(self, root: Path) -> ExperimentSettings:
         """The settings of the run, wherever the run root is now.

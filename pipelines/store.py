@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -53,6 +53,7 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     run_id: str | None = None  # of the MLflow run that made it
     host: str = ""
+    accepted: Mapping[str, Any] | None = None  # taken over after a code change: from which output, when, what changed
     schema: int = SCHEMA
 
     @classmethod
@@ -176,6 +177,28 @@ class Store:
         _put_in_place(work, self.path(stage, fingerprint))
         return manifest
 
+    def take_over(
+        self, earlier: Manifest, fingerprint: str, parts: Mapping[str, Any], changed: Sequence[str]
+    ) -> Manifest:
+        """Let an output stand for another fingerprint, which differs in code that a person declared harmless.
+
+        The files get a second name where the file system can, else they are copied. The manifest records it.
+
+        Raises:
+            OSError: If that is impossible.
+        """
+        stage = earlier.stage
+        work = self.work(stage, f"{fingerprint}.accepted")
+        shutil.rmtree(work)
+        shutil.copytree(self.path(stage, earlier.fingerprint), work, copy_function=_link_or_copy)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        note = {"from": earlier.fingerprint, "at": now, "changed": list(changed)}
+        manifest = replace(earlier, fingerprint=fingerprint, parts=dict(parts), accepted=note)
+        (work / MANIFEST).unlink()
+        write_atomically(work / MANIFEST, manifest.to_json())
+        _put_in_place(work, self.path(stage, fingerprint))
+        return manifest
+
     def set_run(self, manifest: Manifest, run_id: str) -> Manifest:
         """Note the MLflow run that made a finished stage."""
         changed = replace(manifest, run_id=run_id)
@@ -233,6 +256,16 @@ def _renewed(work: Path, place: Path, manifest: Manifest) -> Manifest:
     write_atomically(place / MANIFEST, kept.to_json())
     shutil.rmtree(work)
     return kept
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Logs are copied, since they may be written to again."""
+    is_log = LOGS in Path(source).parts
+    with suppress(OSError):
+        if not is_log:
+            Path(target).hardlink_to(source)
+            return
+    shutil.copy2(source, target)
 
 
 def _put_in_place(work: Path, place: Path) -> None:

@@ -99,7 +99,7 @@ class Tracker:
         state = self._state
         state.name, state.results = self.settings.name, {}
         state.typed = dict(typed)
-        wanted = dict(typed.get("selection", {})) | {"force": ()}
+        wanted = dict(typed.get("selection", {})) | {"force": (), "accept_code": False}
         state.candidate = self.settings.tracking.champion and not any(wanted.values())  # a full run
         tags = {"overrides": " ".join(typed.get("overrides", ())) or "(none)", "seed": str(self.settings.seed)}
         state.tags |= {**tags, "record": self.record, **_git_sha()}

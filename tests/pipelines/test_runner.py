@@ -18,11 +18,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from rich.console import Console as RichConsole
 
-from pipelines import processes, runner
+from pipelines import fingerprint, processes, runner
 from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
 from pipelines.console import Console
-from pipelines.plan import Selection
+from pipelines.plan import Selection, make_plan
 from pipelines.records import Record, find_record, left_of, records, to_resume
 from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
@@ -109,6 +109,32 @@ def test_bytes_are_hashed_before_they_are_used(settings: ExperimentSettings) -> 
     assert code == 0, text
     assert fake_stages.calls == ["sft", "policy", "evaluation"]
     assert file.read_bytes() == good
+
+
+def test_a_harmless_code_change_is_accepted_and_recorded(
+    settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(settings)
+    fake_stages.calls.clear()
+    original = fingerprint._code
+    monkeypatch.setattr(fingerprint, "_code", lambda *a: original(*a) | {"rloo_core.trainer": "edited"})
+    plan = make_plan(settings, Store(settings.paths.root), Selection())
+    assert "run" in {stage.action for stage in plan}
+    code, text = run(settings, Selection(accept_code=True))
+    assert code == 0, text
+    assert fake_stages.calls == []
+    assert "sft            accepted: code added: rloo_core/trainer.py" in text
+    assert run(settings)[0] == 0  # from now on they are simply there
+    assert fake_stages.calls == []
+    store = Store(settings.paths.root)
+    accepted = [each for each in store.manifests("policy") if each.accepted]
+    assert [each.accepted["changed"] for each in accepted] == [["code added: rloo_core/trainer.py"]]
+    assert store.find("policy", accepted[0].fingerprint, verify=True)[0] == accepted[0]
+    parents, _ = runs(settings)
+    assert "rloo_core/trainer.py" in parents[1].data.tags["accepted.policy"]
+    algorithm = settings.algorithm.model_copy(update={"kl_coef": 0.7})
+    assert run(settings, Selection(accept_code=True), algorithm=algorithm)[0] == 0
+    assert fake_stages.calls == ["policy", "evaluation"]  # a changed setting is no code change
 
 
 def test_a_device_that_is_not_there_is_told_before_any_work(
@@ -312,7 +338,7 @@ def test_a_killed_process_is_reconciled_and_gone_on_from(settings: ExperimentSet
         import pytest
         from pipelines import runner
         from pipelines.config import load_settings
-        from pipelines.plan import Selection
+        from pipelines.plan import Selection, make_plan
         from tests.pipelines.conftest import install_fake_stages
         install_fake_stages(pytest.MonkeyPatch())
         settings = load_settings(["experiment=tiny", "paths.root={settings.paths.root}", "tracking.experiment=trial"])
@@ -351,7 +377,7 @@ def test_a_reused_run_imports_no_torch(settings: ExperimentSettings) -> None:
         install_fake_stages(pytest.MonkeyPatch())
         from pipelines import runner
         from pipelines.config import load_settings
-        from pipelines.plan import Selection
+        from pipelines.plan import Selection, make_plan
         settings = load_settings(["experiment=tiny", "paths.root={settings.paths.root}", "tracking.experiment=trial"])
         assert runner.run_pipeline(settings, [], Selection(), use_prefect=False) == 0
         assert "torch" not in sys.modules and "prefect" not in sys.modules
