@@ -1,6 +1,8 @@
 """Mixed precision is autocast over float32 master weights; log-probs and KL are float32 (TRL's and NeMo-RL's K10)."""
 
+import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from rloo_core.kl import sequence_kl
 from rloo_core.logprobs import completion_logprobs, reference_logprobs
@@ -11,6 +13,14 @@ from tests.rloo_core.stages.small import COMPUTE
 from tests.rloo_core.tiny import tiny_llama
 
 GROUPS = CompletionGroups.from_ids([[3, 4], [5, 6, 7]], [[[8, 9, 1], [10, 1]], [[11, 12, 13, 14], [15]]], 0)
+
+
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Accelerate keeps one precision a process; other tests have theirs."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
 
 
 def in_bfloat16(model):
