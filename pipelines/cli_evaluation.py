@@ -61,8 +61,7 @@ def report(
     """
     from pipelines.cli import explained, settings_of
 
-    names = [argument for argument in arguments or [] if "=" not in argument]
-    overrides = [argument for argument in arguments or [] if "=" in argument]
+    names, overrides = _names_and_overrides(arguments or [])
     with explained():
         if len(names) > 1:
             raise ConfigError(f"one run at a time; got {', '.join(names)}")
@@ -178,8 +177,7 @@ def evaluate(
     """
     from pipelines.cli import explained, settings_of
 
-    models = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
+    models, overrides = _names_and_overrides(arguments)
     with explained(), _told():
         if not models or decoding not in ("greedy", "sampled"):
             raise ConfigError("name one or more models" if not models else f"--decoding {decoding}: greedy or sampled")
@@ -187,7 +185,7 @@ def evaluate(
         from pipelines.environment import prepare
 
         prepare(Path(settings.paths.root))
-        from pipelines import evaluating
+        from pipelines import evaluating, judging
 
         result = evaluating.evaluate(settings, models, prompts, judges or [], decoding, _means(settings), dry_run)
         if result is None:
@@ -198,10 +196,18 @@ def evaluate(
         typer.echo(evaluating.results_json(result))
         return
     console = _console()
-    for rows in (evaluating.measure_rows(result), evaluating.rate_rows(result)):
-        _print_rows(console, rows)
+    _print_rows(console, evaluating.measure_rows(result))
+    for title, (_, each) in result.duels.items():
+        console.print(title)
+        _print_rows(console, judging.rate_rows(each))
     if out is not None:
         console.print(f"kept in {out}: completions-*.jsonl, results.json, report.html", soft_wrap=True)
+
+
+def _names_and_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What names a run or model, and what is a setting (or an option that does not exist, which is refused as one)."""
+    overrides = [argument for argument in arguments if "=" in argument or argument.startswith("-")]
+    return [argument for argument in arguments if argument not in overrides], overrides
 
 
 def _means(settings: "ExperimentSettings") -> "Means":
@@ -246,7 +252,7 @@ def _print_rows(console: "Console", rows: list[dict[str, Any]]) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(rows[0]):
-        table.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=i > 0)
+        table.add_column(Text(name), justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row.values()))
     console.print(table)

@@ -155,6 +155,7 @@ def test_a_model_against_itself_is_even(models, tmp_path):
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere is neither a Hugging Face directory"),
+        (["--no-such", "nowhere"], "--no-such is no option of this command"),
         (["rloo-policy/1"], "there is no model registry in"),
         (["--decoding", "beam", "nowhere"], "--decoding beam: greedy or sampled"),
     ],
