@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rloo_core.evaluation.intervals import win_rate
 from rloo_core.evaluation.judges.base import Judge, Judgement, Question, judge_both_orders
@@ -39,6 +40,10 @@ class Comparison:
             position_consistency share of decided pairs with the same verdict in both orders
             first_preferred      share of decided verdicts for what stood first; 0.5 without position bias
         """
+        return dict(self._summary)  # bootstraps are drawn once, however often it is read
+
+    @cached_property
+    def _summary(self) -> dict[str, float]:
         decided = [i for i, outcome in enumerate(self.outcomes()) if outcome is not None]
         found = {"judged": float(len(decided)), "unparsed": float(self._unparsed())}
         if not decided:
