@@ -127,6 +127,8 @@ class StepMetrics:
             return {}
         ratios = torch.cat([ratio for ratio, _ in found]).double()
         clipped = torch.cat([clip for _, clip in found]).double()
+        if ratios.numel() == 0:  # nothing counts in the loss: all dropped, cut off or unscorable
+            return {}
         return {
             "ratio/mean": ratios.mean().item(),
             "ratio/std": _std(ratios).item(),
