@@ -39,8 +39,29 @@ def own_advantage(settings: AlgorithmSettings) -> SequenceAdvantage | None:
     """The user's advantage function, where the settings name one and none of ours.
 
     Raises:
-        ValueError: If it cannot be imported.
+        ValueError: If it cannot be imported; on a call, if it raises or returns what are no advantages.
     """
     if settings.advantage in (*GROUP_ADVANTAGES, "running_mean", "gae"):
         return None
-    return load_extension("advantages", str(settings.advantage))
+    name = str(settings.advantage)
+    function = load_extension("advantages", name)
+    return lambda rewards, scorable: _checked(name, function, rewards, scorable)
+
+
+def _checked(name: str, function: SequenceAdvantage, rewards: Tensor, scorable: Tensor) -> Tensor:
+    """What the function says, as constants; it gets copies, which it may change."""
+    try:
+        found = function(rewards.clone(), scorable.clone())
+    except Exception as error:
+        raise ValueError(
+            f"algorithm.advantage={name} raised {type(error).__name__}: {error}; it is called as "
+            f"f(rewards [P, K], scorable [P, K])"
+        ) from error
+    if not isinstance(found, Tensor) or found.shape != rewards.shape:
+        got = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"algorithm.advantage={name} must return a tensor of the rewards' shape {list(rewards.shape)}; got {got}"
+        )
+    if not bool(found[scorable].isfinite().all()):
+        raise ValueError(f"algorithm.advantage={name} must return finite advantages; got {found.tolist()!r:.200}")
+    return found.detach().to(rewards).masked_fill(~scorable, 0.0)
