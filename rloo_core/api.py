@@ -7,7 +7,8 @@
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from rloo_core.models import disable_dropout, fit_vocabulary
 from rloo_core.observer import Observer, SilentObserver
 from rloo_core.optimization import Part, checkpoint_gradients
 from rloo_core.reward_models import RewardModel
-from rloo_core.rewards import CombinedReward, FunctionReward, RewardFunction, Row, Term
+from rloo_core.rewards import CombinedReward, FunctionReward, RewardFunction, Row, Term, term_names
 from rloo_core.rollout import Sampling, Truncation
 from rloo_core.settings import AlgorithmSettings, ComputeSettings
 from rloo_core.tokenization import encode_prompt, ensure_pad_token, eos_token_ids
@@ -56,7 +57,7 @@ def train_policy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    rewards: RewardFunction | Mapping[RewardFunction, float],
+    rewards: RewardFunction | Sequence[RewardFunction] | Mapping[RewardFunction, float],
     algorithm: AlgorithmSettings,
     directory: str | Path,
     *,
@@ -72,7 +73,7 @@ def train_policy(
         tokenizer: Gets a pad token of its own if it has none.
         prompts: Texts, lists of chat messages, or rows with `prompt` and further columns that the rewards are given.
         rewards: A function `f(prompts, completions, **columns) -> list[float | None]` (sync or async), or several with
-            their weights.
+            their weights, or a list of them.
         algorithm: From `recipe`.
         directory: Checkpoints and `metrics.jsonl` go there. A run that was killed goes on from what it finds.
         chat_template: Whether text prompts are a user's turn of the tokenizer's chat template.
@@ -91,6 +92,7 @@ def train_policy(
         raise ValueError(
             "train_policy samples completions; algorithm=dpo learns from pairs: use the pipeline (rloo run)"
         )
+    _refuse_uneven_batches(algorithm)
     if needs_critic(algorithm) and critic is None:
         raise ValueError(f"algorithm {algorithm.name} learns a value function; give what it starts from as `critic`")
     compute = compute or ComputeSettings.model_validate(_yaml("compute", "cpu") | {"device": "auto"})
@@ -129,22 +131,44 @@ def train_policy(
     return loop.history()
 
 
+def _refuse_uneven_batches(algorithm: AlgorithmSettings) -> None:
+    """Stop where a step or an update would not be made of whole groups."""
+    rollout, group = algorithm.rollout_batch_size, algorithm.group_size
+    size = algorithm.step_batch_size or rollout
+    if rollout % group or size % group:
+        name = "rollout_batch_size" if rollout % group else "step_batch_size"
+        raise ValueError(f"{name}={rollout if rollout % group else size} must be a multiple of group_size={group}")
+    if rollout % size:
+        raise ValueError(f"step_batch_size={size} must divide rollout_batch_size={rollout}")
+
+
 def _collector(
     loop: TrainingLoop,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     chat_template: bool,
-    rewards: RewardFunction | Mapping[RewardFunction, float],
+    rewards: RewardFunction | Sequence[RewardFunction] | Mapping[RewardFunction, float],
     algorithm: AlgorithmSettings,
     compute: ComputeSettings,
     layout: Layout,
 ) -> Collector:
     """What samples and scores: the prompts as ids and as rows, and the reward."""
     plain = loop.accelerator.unwrap_model(loop.model)
+    if isinstance(prompts, str):
+        raise ValueError("`prompts` is a single text; give a list of prompts")
     given: list[Row] = [prompt if isinstance(prompt, Mapping) else {"prompt": prompt} for prompt in prompts]
+    if not given:
+        raise ValueError("there are no prompts; give at least one")
+    for index, row in enumerate(given):
+        if row.get("prompt") is None:
+            raise ValueError(f"prompt {index} has no `prompt`; it has {', '.join(map(str, row)) or 'no columns'}")
     columns = dict.fromkeys(name for row in given for name in row)
     rows: list[Row] = [{**columns, **row} for row in given]  # a column that a row lacks is None there
     ids = [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows]
+    if not all(ids):
+        raise ValueError(
+            f"prompt {[bool(one) for one in ids].index(False)} is empty: a completion needs a token to follow"
+        )
     ends = eos_token_ids(tokenizer, getattr(plain, "generation_config", None))
     pad: Any = tokenizer.pad_token_id
     sampling = Sampling(
@@ -167,13 +191,25 @@ def _frozen(loop: TrainingLoop, reference: Any, temperature: float, layout: Any)
 
 
 def _reward(
-    rewards: RewardFunction | Mapping[RewardFunction, float],
+    rewards: RewardFunction | Sequence[RewardFunction] | Mapping[RewardFunction, float],
     tokenizer: PreTrainedTokenizerBase,
     eos_ids: Sequence[int],
 ) -> CombinedReward:
-    weighted: Mapping[Callable[..., Any], float] = rewards if isinstance(rewards, Mapping) else {rewards: 1.0}
-    scored = [(FunctionReward(function, tokenizer, eos_ids), weight) for function, weight in weighted.items()]
-    return CombinedReward([Term(reward.name, reward, weight) for reward, weight in scored])
+    if isinstance(rewards, Mapping):
+        weighted = list(rewards.items())
+    else:
+        functions: Sequence[Any] = (
+            rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+        )
+        weighted = [(function, 1.0) for function in functions]
+    if not weighted:
+        raise ValueError("no reward given; `rewards` is a function, a list of them, or a dict from them to weights")
+    for function, weight in weighted:
+        if not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ValueError(f"the weight of reward {function!r:.80} must be a finite number; got {weight!r}")
+    scored = [FunctionReward(function, tokenizer, eos_ids) for function, _ in weighted]
+    names = term_names([reward.name for reward in scored])
+    return CombinedReward([Term(n, r, float(w)) for n, r, (_, w) in zip(names, scored, weighted, strict=True)])
 
 
 def _yaml(group: str, name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a completion is worth: reward models, Python functions, and weighted sums of them behind one interface."""
 
 from rloo_core.rewards.base import Reward, Row
-from rloo_core.rewards.combined import CombinedReward, Term
+from rloo_core.rewards.combined import CombinedReward, Term, term_names
 from rloo_core.rewards.function import FunctionReward, RewardFunction
 from rloo_core.rewards.model import ModelReward, ReencodedReward
 
@@ -14,4 +14,5 @@ __all__ = [
     "RewardFunction",
     "Row",
     "Term",
+    "term_names",
 ]

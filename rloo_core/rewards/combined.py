@@ -25,6 +25,11 @@ class Term:
     weight: float
 
 
+def term_names(names: Sequence[str]) -> list[str]:
+    """Names of terms, told apart by a number where one comes again."""
+    return [name if names.count(name) == 1 else f"{name}_{names[:i].count(name) + 1}" for i, name in enumerate(names)]
+
+
 @dataclass
 class CombinedReward:
     """The weighted sum of several rewards.

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,6 +52,8 @@ class FunctionReward:
         self.eos_ids = eos_ids
         self.arguments = arguments or {}
         self.name = getattr(function, "__name__", type(function).__name__)
+        if not callable(function):
+            raise ValueError(f"a reward is a function f(prompts, completions, **columns); got {function!r:.80}")
         self.parameters = self._checked_parameters()
 
     def __call__(self, groups: CompletionGroups, rows: Sequence[Row]) -> Tensor:
@@ -65,6 +67,7 @@ class FunctionReward:
         names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
         offered |= {name: [row.get(name) for row in spread] for name in names}
         wanted = {name: values for name, values in offered.items() if self._takes(name)}
+        self._refuse_missing(wanted, names)
         return torch.tensor(self._numbers(self._called(wanted), len(ids))).view(len(rows), groups.group_size)
 
     def _checked_parameters(self) -> dict[str, inspect.Parameter]:
@@ -82,6 +85,17 @@ class FunctionReward:
                 f"{self.name}(prompts=..., completions=..., **columns) and returns one number or None a completion"
             )
         return parameters
+
+    def _refuse_missing(self, wanted: Mapping[str, Any], columns: Iterable[str]) -> None:
+        """Stop where the function needs what neither the prompts table nor `arguments` has."""
+        variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        needed = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind not in variable]
+        missing = [name for name in needed if name not in wanted and name not in self.arguments]
+        if missing:
+            raise ValueError(
+                f"reward function {self.name} needs `{missing[0]}`, which is no column of the prompts table (further "
+                f"columns: {', '.join(columns) or 'none'}); add the column, or give it in the term's `arguments`"
+            )
 
     def _takes(self, name: str) -> bool:
         if not self.parameters:
@@ -107,7 +121,8 @@ class FunctionReward:
     def _number(self, row: int, value: Any) -> float:
         if value is None:
             return math.nan
-        item = value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else value
+        shape = getattr(value, "shape", None)
+        item = value.item() if hasattr(value, "item") and shape is not None and math.prod(shape) == 1 else value
         number = not isinstance(item, bool) and isinstance(item, int | float)
         if not number or not abs(item) <= LARGEST:  # NaN is not, either
             raise ValueError(

@@ -11,7 +11,7 @@ from rloo_core.data.synthetic import gold_rewards
 from rloo_core.extensions import load_extension
 from rloo_core.observer import Observer
 from rloo_core.reward_models import RewardModel, load_reward_model, trained_with_template
-from rloo_core.rewards import CombinedReward, FunctionReward, ModelReward, ReencodedReward, Reward, Term
+from rloo_core.rewards import CombinedReward, FunctionReward, ModelReward, ReencodedReward, Reward, Term, term_names
 from rloo_core.rewards.builtin import BUILT_IN
 from rloo_core.settings import ComputeSettings, RewardSettings, RewardTerm
 from rloo_core.stages.common import MODEL, stage_layout
@@ -65,8 +65,7 @@ def terms(settings: RewardSettings) -> list[RewardTerm]:
 
 def _names(settings: RewardSettings) -> list[str]:
     """A short name of each term, told apart by a number where it comes again."""
-    short = [term.function.rpartition(":")[2] for term in terms(settings)]
-    return [name if short.count(name) == 1 else f"{name}_{short[:i].count(name) + 1}" for i, name in enumerate(short)]
+    return term_names([term.function.rpartition(":")[2] for term in terms(settings)])
 
 
 def _reward(term: RewardTerm, source: RewardSource) -> Reward:

@@ -61,6 +61,33 @@ def test_every_critic_free_method_runs(tmp_path, name):
     assert len(history) == 2
 
 
+def constant(completions, **columns):
+    return [1.0] * len(completions)
+
+
+def unknown(completions, **columns):
+    return [None] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "changes"),
+    [
+        ("dapo", constant, {"overlong_buffer": None}),
+        ("grpo", unknown, {}),
+        ("gspo", shorter, {"mask_truncated": True, "max_new_tokens": 1}),
+    ],
+)
+def test_a_step_in_which_nothing_counts_moves_nothing(tmp_path, name, rewards, changes):
+    start = copy.deepcopy(tiny_neox())
+    model, history = train(tmp_path, rewards, name=name, steps=2, **changes)
+    if name == "gspo":  # a completion of one token may be EOS
+        history = [row for row in history if row["completion/finished_frac"] == 0.0]
+        assert history
+    else:
+        assert all(torch.equal(a, b) for a, b in zip(start.parameters(), model.parameters(), strict=True))
+    assert not any("ratio/mean" in row for row in history)
+
+
 @pytest.mark.parametrize("name", ["ppo", "vanilla_pg"])
 def test_methods_with_a_critic_are_given_its_start(tmp_path, name):
     from transformers import GPTNeoXForSequenceClassification
@@ -96,3 +123,70 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path):
     assert resumed == history
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
     assert [json.loads(line) for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()] == history
+
+
+def test_functions_of_one_name_are_all_counted(tmp_path):
+    ones, fives = [lambda completions, v=v, **columns: [v] * len(completions) for v in (1.0, 5.0)]
+    for index, rewards in enumerate(({ones: 1.0, fives: 1.0}, [ones, fives])):
+        _, history = train(tmp_path / str(index), rewards, steps=1)
+        assert history[0]["reward/mean"] == 6.0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([], "no reward given"),
+        ({shorter: float("nan")}, "must be a finite number; got nan"),
+        ("my:short", "a reward is a function"),
+        (lambda completions, answer: [], "needs `answer`, which is no column"),
+    ],
+)
+def test_what_are_no_rewards_is_refused(tmp_path, rewards, message):
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path, rewards)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "no prompts"),
+        ("w3", "single text"),
+        (["w3", ""], "prompt 1 is empty"),
+        ([{"text": "w3"}], "has no `prompt`"),
+    ],
+)
+def test_what_are_no_prompts_is_refused(tmp_path, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        train_policy(tiny_neox(), tiny_tokenizer(), prompts, shorter, recipe("rloo", **SMALL), tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"rollout_batch_size": 10}, {"step_batch_size": 3}, {"step_batch_size": 16}])
+def test_uneven_batches_are_refused(tmp_path, changes):
+    with pytest.raises(ValueError, match=r"must (be a multiple of|divide)"):
+        train(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (lambda rewards: rewards.mean(1), "shape .8, 4.|must return a tensor"),
+        (lambda rewards: None, "got NoneType"),
+        (lambda rewards: rewards * float("nan"), "finite advantages"),
+        (lambda rewards: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_an_advantage_function_that_returns_no_advantages_is_named(tmp_path, monkeypatch, found, message):
+    monkeypatch.setattr("rloo_core.algorithms.choices.load_extension", lambda kind, name: lambda r, scorable: found(r))
+    with pytest.raises(ValueError, match=message) as error:
+        train(tmp_path, advantage="mine:f")
+    assert "algorithm.advantage=mine:f" in str(error.value)
+
+
+def test_an_advantage_function_may_change_what_it_is_given(tmp_path, monkeypatch):
+    def in_place(rewards, scorable):
+        rewards -= rewards.mean(1, keepdim=True)
+        return rewards
+
+    monkeypatch.setattr("rloo_core.algorithms.choices.load_extension", lambda kind, name: in_place)
+    _, history = train(tmp_path, advantage="mine:f", kl_coef=0.0, steps=1)
+    assert history[0]["shaped_reward/mean"] == pytest.approx(history[0]["reward/mean"])

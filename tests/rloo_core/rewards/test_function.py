@@ -55,7 +55,16 @@ def test_what_is_no_reward_is_refused_by_name_and_row(returned, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("convert", [list, np.array, torch.tensor, lambda values: [np.float32(v) for v in values]])
+@pytest.mark.parametrize(
+    "convert",
+    [
+        list,
+        np.array,
+        torch.tensor,
+        lambda values: [np.float32(v) for v in values],
+        lambda values: list(torch.tensor(values)),
+    ],
+)
 def test_numbers_may_come_as_numpy_or_torch_make_them(convert):
     def reward(completions):
         return convert([1.0, 2.0, 3.0, 4.5])
