@@ -18,11 +18,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from pipelines import config_algorithm, config_extensions, config_limits, config_sources  # noqa: F401 (their rules count once they are imported)
+from pipelines import config_extensions, config_limits, config_rules, config_sources  # noqa: F401 (their rules count once they are imported)
 from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import check_overrides
-from pipelines.config_rules import broken_rules
 from pipelines.config_validation import flatten, validation_problems
+from rloo_core.algorithms import contradictions  # noqa: F401 (the same)
+from rloo_core.rules import broken_rules
 from rloo_core.settings import ExperimentSettings
 
 LOCAL_PATHS = ("data.path", "model.path", "reward_model.path")  # directories and files, where they are not hub ids

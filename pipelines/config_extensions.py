@@ -2,12 +2,12 @@
 
 from collections.abc import Container, Mapping
 
-from pipelines.config_algorithm import ADVANTAGES
 from pipelines.config_errors import listed, nearest
-from pipelines.config_rules import Values, rule
 from pipelines.config_sources import not_a_function
+from rloo_core.algorithms.contradictions import ADVANTAGES
 from rloo_core.data.files import SOURCES
 from rloo_core.extensions import Kind, entry_point_names, location
+from rloo_core.rules import Values, rule
 from rloo_core.settings import ExperimentSettings
 
 REWARDS = ("reward_model", "gold", "length_band", "repetition", "regular_expression", "sentiment")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from pipelines.config_rules import Values, rule
+from rloo_core.rules import Values, rule
 
 MOST_EPOCHS = 10_000
 MOST_THREADS = 1024

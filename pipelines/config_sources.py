@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pipelines.code_digest import SourceError, code_digests, module_file, on_path
 from pipelines.config_errors import nearest
-from pipelines.config_rules import Values, rule
 from pipelines.module_names import defined_names
 from rloo_core.data.files import SOURCES, data_entries
+from rloo_core.rules import Values, rule
 from rloo_core.settings import DataSettings
 
 PLACEHOLDER = "DIRECTORY_OR_HUB_ID"  # conf/model/pretrained.yaml: a null there would train a new model without a word

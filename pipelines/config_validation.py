@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pipelines.config_errors import listed
 from pipelines.config_overrides import known_keys, sections
 
-TERM = "name or {function: NAME, weight: 1.0, arguments: {}}"
+TERM = "name or {function: NAME, weight: 0.5, arguments: {low: 3}}, where weight and arguments may be left out"
 SEVERAL = ("data.path",)  # texts that may name several things
 
 

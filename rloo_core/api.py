@@ -7,6 +7,7 @@
 """
 
 import copy
+import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -17,6 +18,7 @@ import torch
 import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rloo_core.algorithms import contradictions
 from rloo_core.algorithms.choices import needs_critic, needs_reference, own_advantage, updates_per_step
 from rloo_core.algorithms.collecting import Collector
 from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
@@ -47,10 +49,12 @@ def recipe(name: str, *, seed: int = 0, **changes: Any) -> AlgorithmSettings:
         changes: Settings by name; those of a section as a dict, e.g. `kl={"target": 3.0}`.
 
     Raises:
-        ValueError: If there is no such recipe or setting, or a value is out of range (pydantic's ValidationError).
+        ValueError: If there is no such recipe or setting, a value is out of range, or settings contradict each other.
     """
     values = _merged(_yaml("algorithm", name), changes)
-    return AlgorithmSettings.model_validate({**values, "seed": seed})
+    settings = AlgorithmSettings.model_validate({**values, "seed": seed})
+    _refuse_contradictions(settings)
+    return settings
 
 
 def train_policy(
@@ -92,7 +96,7 @@ def train_policy(
         raise ValueError(
             "train_policy samples completions; algorithm=dpo learns from pairs: use the pipeline (rloo run)"
         )
-    _refuse_uneven_batches(algorithm)
+    _refuse_contradictions(algorithm)
     if needs_critic(algorithm) and critic is None:
         raise ValueError(f"algorithm {algorithm.name} learns a value function; give what it starts from as `critic`")
     compute = compute or ComputeSettings.model_validate(_yaml("compute", "cpu") | {"device": "auto"})
@@ -107,7 +111,7 @@ def train_policy(
     start = copy.deepcopy(model) if needs_reference(algorithm) else None
     if compute.gradient_checkpointing:
         checkpoint_gradients(model)
-    Path(directory).mkdir(parents=True, exist_ok=True)
+    _refuse_another_run(Path(directory), algorithm)
     loop = TrainingLoop(
         make_accelerator(compute), model, algorithm, algorithm.steps, Path(directory), watch,
         updates_per_step=updates_per_step(algorithm),
@@ -131,15 +135,33 @@ def train_policy(
     return loop.history()
 
 
-def _refuse_uneven_batches(algorithm: AlgorithmSettings) -> None:
-    """Stop where a step or an update would not be made of whole groups."""
-    rollout, group = algorithm.rollout_batch_size, algorithm.group_size
-    size = algorithm.step_batch_size or rollout
-    if rollout % group or size % group:
-        name = "rollout_batch_size" if rollout % group else "step_batch_size"
-        raise ValueError(f"{name}={rollout if rollout % group else size} must be a multiple of group_size={group}")
-    if rollout % size:
-        raise ValueError(f"step_batch_size={size} must divide rollout_batch_size={rollout}")
+def _refuse_contradictions(algorithm: AlgorithmSettings) -> None:
+    """The rules that `rloo config` applies, on the algorithm's settings alone."""
+    problems = contradictions.found(_dotted(algorithm.model_dump(), "algorithm."))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _dotted(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _refuse_another_run(directory: Path, algorithm: AlgorithmSettings) -> None:
+    """Checkpoints of a run with other settings would be gone on with, and its history taken for this one's."""
+    file, own = directory / "settings.json", algorithm.model_dump(mode="json")
+    if file.exists() and any((directory / "checkpoints").glob("step-*")):
+        before = _dotted(json.loads(file.read_text()), "")
+        changed = [name for name, value in _dotted(own, "").items() if before.get(name) != value]
+        if changed:
+            raise ValueError(
+                f"{directory} holds checkpoints of a run with another {', '.join(changed[:3])}; give another "
+                f"directory, or delete it"
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(own, indent=1))
 
 
 def _collector(

@@ -118,8 +118,8 @@ class RewardTerm(Settings):
     """One reward of a weighted sum."""
 
     function: str
-    weight: Annotated[float, Field(allow_inf_nan=False)]
-    arguments: dict[str, bool | int | float | str]
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0  # a bare name's, too
+    arguments: dict[str, bool | int | float | str] = {}
 
 
 class RewardSettings(Settings):

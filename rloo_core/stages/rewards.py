@@ -57,10 +57,7 @@ def stage_reward(settings: RewardSettings, source: RewardSource) -> CombinedRewa
 
 def terms(settings: RewardSettings) -> list[RewardTerm]:
     """The terms; a bare name has weight 1 and no arguments."""
-    return [
-        RewardTerm(function=term, weight=1.0, arguments={}) if isinstance(term, str) else term
-        for term in settings.terms
-    ]
+    return [RewardTerm(function=term) if isinstance(term, str) else term for term in settings.terms]
 
 
 def _names(settings: RewardSettings) -> list[str]:

@@ -193,7 +193,7 @@ def test_yaml_is_the_whole_truth():
         ),
         ("reward.terms=[f]", "reward.terms: 'f' is none of reward_model, gold, length_band, repetition, regular_expression or sentiment, and no module:function"),
         ("reward.terms=[os:f:g]", "reward.terms=os:f:g, but it must look like module:function, e.g. my_rewards:short_and_polite"),
-        ("reward.terms=[]", "reward.terms=[], but it must be a list of at least one name or {function: NAME, weight: 1.0, arguments: {}}"),
+        ("reward.terms=[]", "reward.terms=[], but it must be a list of at least one name or {function: NAME, weight: 0.5, arguments: {low: 3}}, where weight and arguments may be left out"),
         ("reward_model=none", "reward.terms names reward_model, but reward_model.enabled=false; set reward_model=default, or other rewards, e.g. reward=sentiment"),
         ("algorithm.advantage=leave_on_out", "algorithm.advantage: 'leave_on_out' is none of leave_one_out, best_of_group, group_mean, group_standardised, running_mean or gae, and no module:function; did you mean leave_one_out?"),
         ("tracking.experiment=''", "tracking.experiment is empty; give it a name, e.g. rloo"),
@@ -342,7 +342,7 @@ def test_a_package_that_imports_may_hand_on_anything(rewards):
 
 @pytest.mark.parametrize("source", ["hh", "tldr", "tables"])
 def test_real_data_needs_a_path_and_a_model(source):
-    model, path = problems(f"data={source}")
+    path, model = sorted(problems(f"data={source}"))
     assert model.startswith(
         f"model.path=null, but a model from nothing only learns data.source=synthetic, not {source}"
     )

@@ -3,11 +3,11 @@
 
 import pytest
 
-from pipelines import config_algorithm
 from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import group_options
-from pipelines.config_rules import RULES
+from rloo_core.algorithms import contradictions
+from rloo_core.rules import RULES
 
 ALGORITHMS, EXPERIMENTS = group_options()["algorithm"], group_options()["experiment"]
 NEEDED = {"hh_stories": ("data.path=owner/rows", "model.path=owner/model"), "hh_smollm2": ("data.path=owner/rows",)}
@@ -24,6 +24,8 @@ SENTENCES = {
     "algorithm=raft algorithm.group_size=1": "algorithm.group_size=1, but algorithm=raft compares a completion with its siblings and needs at least 2; set algorithm.group_size=4, or algorithm=reinforce for one completion a prompt",
     "algorithm=dpo algorithm.group_size=4": "algorithm.group_size=4, but algorithm=dpo learns from pairs; set algorithm.group_size=2",
     "algorithm.rollout_batch_size=6": "algorithm.rollout_batch_size=6, but it must be a multiple of algorithm.group_size=4; set algorithm.rollout_batch_size=4",
+    "algorithm.keep_best=validation/gold_reward": "algorithm.keep_best=validation/gold_reward, but the gold reward is for judging alone; set validation/proxy_reward",
+    "algorithm.keep_best=reward/mean": "algorithm.keep_best=reward/mean is not measured on validation prompts; set e.g. validation/proxy_reward",
     "algorithm=reinforce algorithm.rollout_batch_size=1": "algorithm.rollout_batch_size=1, but the first batch of algorithm.advantage=running_mean has no past and compares its completions with each other; set algorithm.rollout_batch_size=2 or more",
     "algorithm.step_batch_size=256": "algorithm.step_batch_size=256, but it must divide algorithm.rollout_batch_size=128; set algorithm.step_batch_size=null for one update with all of it",
     "algorithm.step_batch_size=48": "algorithm.step_batch_size=48, but it must divide algorithm.rollout_batch_size=128; set algorithm.step_batch_size=null for one update with all of it",
@@ -94,7 +96,7 @@ def test_every_rule_about_algorithms_has_been_seen_to_refuse():
 
 
 def _is_ours(rule) -> bool:
-    return rule.check.__module__ == config_algorithm.__name__
+    return rule.check.__module__ == contradictions.__name__
 
 
 def _values(overrides):

@@ -190,3 +190,27 @@ def test_an_advantage_function_may_change_what_it_is_given(tmp_path, monkeypatch
     monkeypatch.setattr("rloo_core.algorithms.choices.load_extension", lambda kind, name: in_place)
     _, history = train(tmp_path, advantage="mine:f", kl_coef=0.0, steps=1)
     assert history[0]["shaped_reward/mean"] == pytest.approx(history[0]["reward/mean"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("rloo", {"clip": 0.2}, "algorithm.clip=0.2, but algorithm.ratio=none"),
+        ("rloo", {"ratio": "token"}, "a rollout batch makes a single update"),
+        ("raft", {"whiten_advantages": True}, "algorithm=raft is a likelihood"),
+        ("rloo", {"resample_equal_rewards": 2}, "nothing may be dropped"),
+        ("rloo", {"action": "token"}, "algorithm.action=token needs one a token"),
+        ("rloo", {"kl_coef": 0.0, "kl": {"target": 3.0}}, "cannot be adapted"),
+    ],
+)
+def test_what_the_command_refuses_the_library_refuses(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(name, **changes)
+
+
+def test_a_directory_with_checkpoints_of_other_settings_is_refused(tmp_path):
+    train(tmp_path, checkpoint_every=2)
+    with pytest.raises(ValueError, match="checkpoints of a run with another learning_rate; give another"):
+        train(tmp_path, checkpoint_every=2, learning_rate=0.02)
+    _, history = train(tmp_path, checkpoint_every=2)  # the same ones go on, here from the last checkpoint
+    assert len(history) == SMALL["steps"]

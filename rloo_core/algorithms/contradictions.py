@@ -1,6 +1,6 @@
 """Which choices and switches of an algorithm go together; each contradiction as one sentence with its reason."""
 
-from pipelines.config_rules import Values, rule
+from rloo_core.rules import RULES, Values, rule
 
 SIBLINGS = ("leave_one_out", "best_of_group", "group_mean", "group_standardised")
 ADVANTAGES = (*SIBLINGS, "running_mean", "gae")
@@ -10,6 +10,12 @@ IDLE = {
     "ratio": "none", "ratio_cap": None, "clip": None, "clip_high": None, "whiten_advantages": False,
     "mask_truncated": False,
 }  # fmt: skip
+
+
+def found(values: Values) -> list[str]:
+    """Sentences for everything that cannot run, in settings of an algorithm by their dotted names, `algorithm.…`."""
+    own = [rule for rule in RULES if rule.check.__module__ == __name__]
+    return [problem for rule in own if (problem := rule.check(values)) is not None]
 
 
 def _pairs(v: Values) -> bool:
