@@ -122,6 +122,9 @@ def prepared(
     console.plan(plan_rows(plan))
     if any(stage.action in ("run", "depends") for stage in plan):
         _check_device(settings)  # loads torch while the Prefect server starts
+        from pipelines.own_functions import check_own_functions  # here: it loads torch
+
+        check_own_functions(settings)
     typed = {"overrides": list(overrides), "selection": asdict(selection), "flow_run": flow_run}
     earlier = resume or of_flow_run(store.root, flow_run)
     with _tracked(settings, typed, plan, console, earlier) as tracker:

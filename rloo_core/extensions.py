@@ -50,6 +50,8 @@ def load_function(path: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{path}: {error}; it must read `module:function`") from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise ValueError(f"{path}: importing {module_name} raised {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ValueError(f"{path} is a {type(function).__name__}, not a function")
     loaded: Callable[..., Any] = function

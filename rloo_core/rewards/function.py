@@ -22,6 +22,42 @@ LARGEST = torch.finfo(torch.float32).max
 OFFERED = ("prompts", "completions", "completion_ids")
 
 
+def reward_parameters(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+    """What a reward function takes; empty where it does not tell.
+
+    Args:
+        function: The function.
+        arguments: Its own arguments, the same at every call.
+
+    Raises:
+        ValueError: If it cannot be called as `f(prompts=..., completions=..., **columns, **arguments)`.
+    """
+    if not callable(function):
+        raise ValueError(f"a reward is a function f(prompts, completions, **columns); got {function!r:.80}")
+    try:
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some builtins tell nothing
+        return {}
+    anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    by_place = [name for name, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    unknown = [name for name in arguments if name not in parameters and not anything]
+    if not (unknown or by_place) and (anything or "completions" in parameters):
+        return parameters
+    reason = "takes no argument `completions`"
+    if unknown or by_place:
+        reason = f"takes no argument {unknown[0]}" if unknown else f"takes {by_place[0]} by its place alone"
+    name = function_name(function)
+    raise ValueError(
+        f"reward function {name}({', '.join(parameters)}) {reason}; it is called as "
+        f"{name}(prompts=..., completions=..., **columns) and returns one number or None a completion"
+    )
+
+
+def function_name(function: RewardFunction) -> str:
+    """What messages and metrics call it."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 class FunctionReward:
     """Rewards of `f(prompts, completions, **columns) -> list[float | None]`, sync or async.
 
@@ -51,10 +87,8 @@ class FunctionReward:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.arguments = arguments or {}
-        self.name = getattr(function, "__name__", type(function).__name__)
-        if not callable(function):
-            raise ValueError(f"a reward is a function f(prompts, completions, **columns); got {function!r:.80}")
-        self.parameters = self._checked_parameters()
+        self.name = function_name(function)
+        self.parameters = reward_parameters(function, self.arguments)
 
     def __call__(self, groups: CompletionGroups, rows: Sequence[Row]) -> Tensor:
         ids = [ids for group in groups.completion_lists() for ids in group]
@@ -69,22 +103,6 @@ class FunctionReward:
         wanted = {name: values for name, values in offered.items() if self._takes(name)}
         self._refuse_missing(wanted, names)
         return torch.tensor(self._numbers(self._called(wanted), len(ids))).view(len(rows), groups.group_size)
-
-    def _checked_parameters(self) -> dict[str, inspect.Parameter]:
-        try:
-            parameters = dict(inspect.signature(self.function).parameters)
-        except (TypeError, ValueError):  # some builtins tell nothing
-            return {}
-        kinds = {parameter.kind for parameter in parameters.values()}
-        anything = inspect.Parameter.VAR_KEYWORD in kinds
-        unknown = [name for name in self.arguments if name not in parameters and not anything]
-        if unknown or not (anything or "completions" in parameters):
-            reason = f"takes no argument {unknown[0]}" if unknown else "takes no argument `completions`"
-            raise ValueError(
-                f"reward function {self.name}({', '.join(parameters)}) {reason}; it is called as "
-                f"{self.name}(prompts=..., completions=..., **columns) and returns one number or None a completion"
-            )
-        return parameters
 
     def _refuse_missing(self, wanted: Mapping[str, Any], columns: Iterable[str]) -> None:
         """Stop where the function needs what neither the prompts table nor `arguments` has."""
