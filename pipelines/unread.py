@@ -71,6 +71,8 @@ SWITCHED_OFF = (
     SwitchedOff(("evaluation.llm.",), lambda _, s: "llm" not in s.evaluation.judges),
     # Nothing is trained there.
     SwitchedOff(("compute.processes", "compute.gradient_checkpointing"), lambda stage, _: stage.name == "evaluation"),
+    # Nothing is sampled there, or as exactly as the model is.
+    SwitchedOff(("compute.sampling_precision",), lambda stage, _: stage.name != "policy"),
     # Two names of one device.
     SwitchedOff(("compute.device",), lambda _, s: True),
     # A label.
