@@ -41,7 +41,7 @@ def own_advantage(settings: AlgorithmSettings) -> SequenceAdvantage | None:
     Raises:
         ValueError: If it cannot be imported; on a call, if it raises or returns what are no advantages.
     """
-    if settings.advantage in (*GROUP_ADVANTAGES, "running_mean", "gae"):
+    if settings.advantage in (None, *GROUP_ADVANTAGES, "running_mean", "gae"):
         return None
     name = str(settings.advantage)
     function = load_extension("advantages", name)

@@ -5,6 +5,7 @@ import pytest
 
 from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
+from pipelines.config_overrides import group_options
 from pipelines.own_functions import check_own_functions
 
 MODULE = """
@@ -34,6 +35,11 @@ def test_what_can_be_called_passes(module):
     for term in ("my_own_rewards:good", "my_own_rewards:with_column"):
         check_own_functions(load_settings([f"reward.terms=['{term}', reward_model]"]))
     check_own_functions(load_settings(["reward.terms=[{function: length_band, arguments: {low: 1, high: 2}}]"]))
+
+
+@pytest.mark.parametrize("name", group_options()["algorithm"])
+def test_every_algorithm_of_ours_passes(name):
+    check_own_functions(load_settings([f"algorithm={name}"]))
 
 
 @pytest.mark.parametrize(
