@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from pipelines import config_extensions, config_limits, config_rules, config_sources  # noqa: F401 (their rules count once they are imported)
 from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import check_overrides
-from pipelines.config_validation import flatten, validation_problems
+from pipelines.config_validation import validation_problems
 from rloo_core.algorithms import contradictions  # noqa: F401 (the same)
-from rloo_core.rules import broken_rules
+from rloo_core.rules import broken_rules, flatten
 from rloo_core.settings import ExperimentSettings
 
 LOCAL_PATHS = ("data.path", "model.path", "reward_model.path")  # directories and files, where they are not hub ids

@@ -12,14 +12,6 @@ TERM = "name or {function: NAME, weight: 0.5, arguments: {low: 3}}, where weight
 SEVERAL = ("data.path",)  # texts that may name several things
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def shown(value: object) -> str:
     """A value as it is written in an override."""
     if value is None:

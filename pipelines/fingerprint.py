@@ -19,10 +19,10 @@ from pathlib import Path
 
 from pipelines.code_digest import code_digests, core_packages, on_path
 from pipelines.config_extensions import functions_of
-from pipelines.config_validation import flatten
 from pipelines.digests import DigestCache, sha256_of_text
 from pipelines.unread import is_read
 from rloo_core.data.files import data_files
+from rloo_core.rules import flatten
 from rloo_core.settings import ComputeSettings, ExperimentSettings
 from rloo_core.stages import Stage
 

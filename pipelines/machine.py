@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config_errors import ConfigError, listed
-from pipelines.config_validation import flatten
+from rloo_core.rules import flatten
 from rloo_core.settings import ExperimentSettings
 
 FILE = "RLOO_MACHINE"

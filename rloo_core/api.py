@@ -31,6 +31,7 @@ from rloo_core.optimization import Part, checkpoint_gradients
 from rloo_core.reward_models import RewardModel
 from rloo_core.rewards import CombinedReward, FunctionReward, RewardFunction, Row, Term, term_names
 from rloo_core.rollout import Sampling, Truncation
+from rloo_core.rules import flatten
 from rloo_core.settings import AlgorithmSettings, ComputeSettings
 from rloo_core.tokenization import encode_prompt, ensure_pad_token, eos_token_ids
 from rloo_core.trainer import TrainingLoop, make_accelerator
@@ -137,24 +138,17 @@ def train_policy(
 
 def _refuse_contradictions(algorithm: AlgorithmSettings) -> None:
     """The rules that `rloo config` applies, on the algorithm's settings alone."""
-    problems = contradictions.found(_dotted(algorithm.model_dump(), "algorithm."))
+    problems = contradictions.found(flatten(algorithm.model_dump(), "algorithm."))
     if problems:
         raise ValueError("; ".join(problems))
-
-
-def _dotted(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _refuse_another_run(directory: Path, algorithm: AlgorithmSettings) -> None:
     """Checkpoints of a run with other settings would be gone on with, and its history taken for this one's."""
     file, own = directory / "settings.json", algorithm.model_dump(mode="json")
     if file.exists() and any((directory / "checkpoints").glob("step-*")):
-        before = _dotted(json.loads(file.read_text()), "")
-        changed = [name for name, value in _dotted(own, "").items() if before.get(name) != value]
+        before = flatten(json.loads(file.read_text()))
+        changed = [name for name, value in flatten(own).items() if before.get(name) != value]
         if changed:
             raise ValueError(
                 f"{directory} holds checkpoints of a run with another {', '.join(changed[:3])}; give another "

@@ -32,3 +32,11 @@ def rule(*keys: str) -> Callable[[Callable[[Values], str | None]], Callable[[Val
         return check
 
     return register
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -118,8 +118,8 @@ class OnlineMethod(Method):
 
     def _one_pass_suffices(self) -> bool:
         """One update, and no advantage that depends on the rest of the batch."""
-        first_mean = self.settings.advantage == "running_mean" and self.past.count == 0
-        return updates_per_step(self.settings) == 1 and not self.settings.whiten_advantages and not first_mean
+        one_update = updates_per_step(self.settings) == 1
+        return one_update and not self.settings.whiten_advantages and self._advantages_are_local()
 
     def _minibatches(self, step: int) -> Iterator[Sequence[int]]:
         """Places of the prompts of each update: whole groups, in a new order every epoch, all prompts once an epoch."""

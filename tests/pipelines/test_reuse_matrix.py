@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from pipelines.config import load_settings
 from pipelines.config_overrides import known_keys
-from pipelines.config_validation import flatten
 from pipelines.fingerprint import own_parts
 from pipelines.unread import NO_EFFECT
+from rloo_core.rules import flatten
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 from tests.pipelines.tracing import MICRO, reads
