@@ -1,4 +1,4 @@
-"""Pictures of a run: legible in print and on a phone, told apart without colour, the same for MLflow and the report."""
+"""Pictures of a run, the same for MLflow and the report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe & Ito 2008, safe for colour-blind readers
-WIDTH = 4.6  # inches: on a phone about its natural size, so that the text stays readable
+from rloo_core.evaluation.figures.style import BLUE, GREEN, ORANGE, WIDTH, tidied
+
 NAMES = {"sft": "SFT", "policy": "policy", "policy_against_sft": "policy v. SFT"}
 EQUAL_LENGTH = ", at equal length"
 STYLES = {"sft": (BLUE, "--", "o"), "policy": (ORANGE, "-", "s")}
@@ -33,7 +33,7 @@ def reward_and_kl(history: History) -> Figure:
     _marks(bottom, history, "validation/kl", GREEN, "^", "held-out prompts")
     bottom.set_ylabel("KL to the reference, nats")
     bottom.set_xlabel("step")
-    return _tidied(figure)
+    return tidied(figure)
 
 
 def reward_against_kl(history: History) -> Figure | None:
@@ -63,7 +63,7 @@ def reward_against_kl(history: History) -> Figure | None:
             axes.annotate(last, (x[-1], y[-1]), (4, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel("KL to the reference, nats a completion")
     axes.set_ylabel("reward")
-    return _tidied(figure)
+    return tidied(figure)
 
 
 def win_rate_rows(summary: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def win_rates(rows: Sequence[Row]) -> Figure:
     axes.set_yticks(places, [_short(row["label"]) for row in rows], fontsize=8)
     axes.set_xlim(0, 100)
     axes.set_xlabel("win rate, % (ties one half)")
-    return _tidied(figure)
+    return tidied(figure)
 
 
 def _short(label: str) -> str:
@@ -123,7 +123,7 @@ def distributions(rows: Sequence[Row], measure: str, label: str, mode: str = "sa
         axes.hist(column, bins=edges, histtype="step", color=color, linestyle=line, linewidth=1.6, label=NAMES[name])
     axes.set_xlabel(label)
     axes.set_ylabel("prompts")
-    return _tidied(figure)
+    return tidied(figure)
 
 
 def histogram_edges(values: Sequence[float]) -> list[float]:
@@ -150,7 +150,7 @@ def calibration(curve: Sequence[Row]) -> Figure:
     axes.scatter(confidence, accuracy, s=sizes, color=BLUE, alpha=0.55, linewidths=0)
     axes.set_xlabel("confidence of the reward model (area: share of pairs)")
     axes.set_ylabel("share ranked as people did")
-    return _tidied(figure)
+    return tidied(figure)
 
 
 def by_length(details: Mapping[str, Sequence[Row]]) -> Figure:
@@ -177,7 +177,7 @@ def by_length(details: Mapping[str, Sequence[Row]]) -> Figure:
     axes.set_xlabel("length, relative to the other completion's")
     axes.set_ylabel("win rate, %")
     axes.set_ylim(0, 100)
-    return _tidied(figure)
+    return tidied(figure)
 
 
 def length_label(row: Row) -> str:
@@ -208,16 +208,6 @@ def _rate(summary: Mapping[str, float], key: str, label: str) -> list[dict[str, 
         return []
     value, low, high = (100 * summary[key + end] for end in ("", "_low", "_high"))
     return [{"label": label, "value": value, "low": low, "high": high}]
-
-
-def _tidied(figure: Figure) -> Figure:
-    for axes in figure.axes:
-        axes.grid(alpha=0.25)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
-    return figure
 
 
 def _points(history: History, name: str) -> tuple[list[float], list[float]]:
