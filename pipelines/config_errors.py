@@ -74,6 +74,8 @@ OLD_NAMES: Mapping[str, str] = {
     "max_norm": "max_grad_norm",
     "save_steps": "checkpoint_every",
     "save_total_limit": "keep_checkpoints",
+    "metric_for_best_model": "keep_best",
+    "load_best_model_at_end": "keep_best",
     "eval_steps": "eval_every",
     "max_prompt_length": "data.max_prompt_tokens",
     "max_length": "data.max_total_tokens",

@@ -7,6 +7,11 @@ from rloo_core.rules import Values, rule
 
 MOST_EPOCHS = 10_000
 MOST_THREADS = 1024
+# what decides which weights a stage leaves; the policy's is in `rloo_core.algorithms.contradictions`
+KEPT_BY = {
+    "sft": ("-validation/loss",),
+    "reward_model": ("validation/accuracy", "validation/margin/mean", "-validation/loss"),
+}
 ALWAYS_FINE = 8  # threads; conf/compute/gpu.yaml has them, and composes on any machine
 
 
@@ -74,9 +79,27 @@ def _enough_for_an_interval(key: str) -> Callable[[Values], str | None]:
     return check
 
 
+def _best_of(section: str, measured: tuple[str, ...]) -> Callable[[Values], str | None]:
+    """Which way is better is known: a sign that was forgotten would keep the worst model."""
+    key, every = f"{section}.keep_best", f"{section}.eval_every"
+
+    def check(v: Values) -> str | None:
+        if v[key] is None:
+            return None
+        if v[key] not in measured:
+            return f"{key}={v[key]}, but it must be null or {' or '.join(measured)} (a minus: the lowest is best)"
+        if v[every] == 0:
+            return f"{key}={v[key]}, but {every}=0 measures the last update alone; set it above 0"
+        return None
+
+    return check
+
+
 for _section in ("sft", "reward_model", "algorithm"):
     rule(f"{_section}.adam_beta2")(_below_one(f"{_section}.adam_beta2"))
 for _section in ("sft", "reward_model"):
     rule(f"{_section}.epochs")(_few_epochs(f"{_section}.epochs"))
+for _section, _measured in KEPT_BY.items():
+    rule(f"{_section}.keep_best", f"{_section}.eval_every")(_best_of(_section, _measured))
 for _split in ("validation", "test"):
     rule("data.source", f"data.synthetic.{_split}")(_enough_for_an_interval(f"data.synthetic.{_split}"))

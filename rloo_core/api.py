@@ -100,6 +100,11 @@ def train_policy(
     _refuse_contradictions(algorithm)
     if needs_critic(algorithm) and critic is None:
         raise ValueError(f"algorithm {algorithm.name} learns a value function; give what it starts from as `critic`")
+    if algorithm.keep_best is not None:
+        raise ValueError(
+            f"algorithm.keep_best={algorithm.keep_best}, but train_policy has no validation prompts to measure; leave "
+            f"it null, or use the pipeline (rloo run)"
+        )
     compute = compute or ComputeSettings.model_validate(_yaml("compute", "cpu") | {"device": "auto"})
     watch = observer or SilentObserver()
     torch.set_num_threads(compute.threads)

@@ -41,7 +41,7 @@ class BestWeights:
         if self.name not in values:
             measured = ", ".join(sorted(name for name in values if name.startswith("validation/"))) or "none"
             raise ValueError(
-                f"algorithm.keep_best={self.name} is not measured on validation prompts; there are: {measured}"
+                f"keep_best={self.name} is not measured on this stage's validation rows; there are: {measured}"
             )
         value = self.sign * values[self.name]
         best = self._read()

@@ -95,6 +95,7 @@ class TrainingSettings(Settings):
     checkpoint_every: CountOrZero
     checkpoint_minutes: Positive
     keep_checkpoints: Count
+    keep_best: str | None
 
 
 class SftSettings(TrainingSettings):
@@ -189,7 +190,6 @@ class AlgorithmSettings(TrainingSettings):
     critic: CriticSettings
     dpo: DpoSettings
     eval_prompts: Count
-    keep_best: str | None
 
 
 class LlmJudgeSettings(Settings):

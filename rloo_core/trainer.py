@@ -67,14 +67,12 @@ class TrainingLoop:
     Args:
         accelerator: Decides device, precision and number of processes.
         model: The plain model; its parameters that require gradients are trained.
-        settings: Optimiser, schedule, intervals.
+        settings: Optimiser, schedule, intervals, and which weights the model is to end with (`take_best`).
         steps: Steps to take in all.
         directory: The stage's directory; checkpoints go to `checkpoints/` below it, metrics to `metrics.jsonl`.
         observer: Receives metrics and progress.
         updates_per_step: Optimiser steps that the method makes of a step; the learning rate moves with each.
         critic: A second model that trains along, or None.
-        keep_best: Metric of the evaluations whose best one decides which weights the model has at the end
-            (`BestWeights`); None: those of the last step.
     """
 
     accelerator: Accelerator
@@ -85,7 +83,6 @@ class TrainingLoop:
     observer: Observer
     updates_per_step: int = 1
     critic: Part | None = None
-    keep_best: str | None = None
     best: BestWeights | None = field(init=False, default=None)
     processes: Processes = field(init=False)
 
@@ -95,8 +92,9 @@ class TrainingLoop:
         optimizer = make_optimizer(parts, self.settings)
         *models, self.optimizer = self.accelerator.prepare(*(part.model for part in parts), optimizer)
         self.model = models[0]
-        if self.keep_best is not None:
-            self.best = BestWeights(self.accelerator, self.model, self.directory / "checkpoints", self.keep_best)
+        if self.settings.keep_best is not None:
+            checkpoints = self.directory / "checkpoints"
+            self.best = BestWeights(self.accelerator, self.model, checkpoints, self.settings.keep_best)
         self.parts = [Part(p.name, model, p.learning_rate) for p, model in zip(parts, models, strict=True)]
         # `optimizer`, not the prepared one: Accelerate's would step the schedule once a process
         self.schedule = make_schedule(optimizer, self.settings, self.steps * self.updates_per_step)
@@ -104,8 +102,10 @@ class TrainingLoop:
     def run(self, method: Method) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
         first = self._resume(method)
-        if first == 0 and self.settings.eval_every > 0 and (start := method.evaluate(0)):
-            self._report(0, start)
+        if first == 0 and self.settings.eval_every > 0:
+            start = method.evaluate(0)
+            if start:
+                self._report(0, start)
             self._offer(0, start)
         last_saved = time.monotonic()
         for step in range(first, self.steps):
@@ -135,7 +135,7 @@ class TrainingLoop:
         if self.best is None:
             return dict(self.history()[-1])
         step = self.best.restore()
-        self.observer.message(f"the weights are those after step {step}, the best by {self.keep_best}")
+        self.observer.message(f"the weights are those after step {step}, the best by {self.settings.keep_best}")
         found = next((row for row in self.history() if row["step"] == step), {})
         return {**found, "selected/step": float(step)}
 

@@ -95,7 +95,6 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     loop = TrainingLoop(
         make_accelerator(settings.compute), model, own, own.steps, out, observer,
         updates_per_step=updates_per_step(own), critic=_critic(settings, inputs, tokenizer, observer),
-        keep_best=own.keep_best,
     )  # fmt: skip
     bench = Bench(settings, inputs, tokenizer, loop, layout, observer)
     loop.run(_pairs_method(bench) if own.action == "pair" else _online_method(bench))

@@ -43,7 +43,8 @@ def run(
     """Train on `preferences` from the SFT model, or take over `reward_model.path`; leaves `model/`.
 
     Returns:
-        The last step's metrics (held-out accuracy among them) and the offset that centres the reward.
+        Metrics of the step whose weights are left (`reward_model.keep_best`, else the last one), held-out accuracy
+        among them, and the offset that centres the reward.
     """
     use_threads(settings.compute)
     if not settings.reward_model.enabled:
@@ -119,8 +120,9 @@ def _train(
     loop.run(
         RewardModelling(loop.model, splits["train"], splits["validation"], own.batch_size, own.seed, loop.processes)
     )
+    summary = loop.take_best()
     trained: RewardModel = loop.accelerator.unwrap_model(loop.model)
-    return trained, {**loop.history()[-1], "train/rows": len(splits["train"])}
+    return trained, {**summary, "train/rows": len(splits["train"])}
 
 
 def _mean_reward(

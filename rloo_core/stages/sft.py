@@ -16,7 +16,7 @@ def run(settings: SftStageSettings, inputs: Mapping[str, Path], out: Path, obser
     """Train on `demonstrations`; leaves `model/`, which `AutoModelForCausalLM` loads.
 
     Returns:
-        The last step's metrics and the number of steps.
+        Metrics of the step whose weights are left (`sft.keep_best`, else the last one), and the number of rows.
     """
     use_threads(settings.compute)
     sft, chat = settings.sft, settings.model.chat_template
@@ -35,6 +35,7 @@ def run(settings: SftStageSettings, inputs: Mapping[str, Path], out: Path, obser
     loop.run(
         SupervisedMethod(loop.model, splits["train"], splits["validation"], sft.batch_size, sft.seed, loop.processes)
     )
+    summary = loop.take_best()
     if loop.accelerator.is_main_process:
         save_model(merge_lora(loop.accelerator.unwrap_model(loop.model)), tokenizer, out / MODEL)
-    return {**loop.history()[-1], "train/rows": len(splits["train"])}
+    return {**summary, "train/rows": len(splits["train"])}

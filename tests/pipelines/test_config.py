@@ -147,6 +147,8 @@ def test_yaml_is_the_whole_truth():
         ("sft.adam_beta2=1", "sft.adam_beta2=1, but it must be below 1, e.g. sft.adam_beta2=0.999"),
         ("reward_model.adam_beta2=1", "reward_model.adam_beta2=1, but it must be below 1, e.g. reward_model.adam_beta2=0.999"),
         ("algorithm.adam_beta2=1", "algorithm.adam_beta2=1, but it must be below 1, e.g. algorithm.adam_beta2=0.999"),
+        ("sft.keep_best=validation/loss", "sft.keep_best=validation/loss, but it must be null or -validation/loss (a minus: the lowest is best)"),
+        ("reward_model.keep_best=accuracy", "reward_model.keep_best=accuracy, but it must be null or validation/accuracy or validation/margin/mean or -validation/loss (a minus: the lowest is best)"),
         ("sft.epochs=10001", "sft.epochs=10001, but it must be at most 10000"),
         ("reward_model.epochs=1e5", "reward_model.epochs=100000, but it must be at most 10000"),
         ("tiny", "'tiny' is not an override; did you mean experiment=tiny?"),
@@ -226,6 +228,12 @@ def test_one_mistake_in_a_setting_that_others_repeat_is_told_once():
         "seed=abc, but it must be a whole number",
         "sft.seed=-1, but it must be at least 0",
     )
+
+
+def test_the_best_of_a_single_measurement_is_no_choice():
+    sentence = "sft.keep_best=-validation/loss, but sft.eval_every=0 measures the last update alone; set it above 0"
+    assert problems("sft.keep_best=-validation/loss", "sft.eval_every=0") == (sentence,)
+    load_settings(["sft.keep_best=-validation/loss", "reward_model.keep_best=validation/accuracy"])
 
 
 @pytest.mark.parametrize(("cpus", "most"), [(1, 8), (2, 8), (16, 64), (1000, 1024), (None, 8)])

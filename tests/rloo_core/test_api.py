@@ -107,6 +107,11 @@ def test_pairs_are_refused(tmp_path):
         train(tmp_path, name="dpo")
 
 
+def test_choosing_the_best_without_prompts_to_choose_by_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="train_policy has no validation prompts to measure"):
+        train(tmp_path, keep_best="validation/proxy_reward")
+
+
 def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path):
     calls = []
 

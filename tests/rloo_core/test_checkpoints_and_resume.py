@@ -24,7 +24,7 @@ def settings(**changes):
     values = {
         "seed": 0, "learning_rate": 0.1, "schedule": "cosine", "warmup_fraction": 0.3, "weight_decay": 0.01,
         "adam_beta2": 0.99, "adam_epsilon": 1e-8, "max_grad_norm": 1.0, "eval_every": 3, "checkpoint_every": 2,
-        "checkpoint_minutes": 60.0, "keep_checkpoints": 2,
+        "checkpoint_minutes": 60.0, "keep_checkpoints": 2, "keep_best": None,
     }  # fmt: skip
     return TrainingSettings(**(values | changes))
 

@@ -99,3 +99,13 @@ def test_stopped_and_resumed_they_end_with_the_same_bits(two):
         assert torch.equal(resumed.weights, whole.weights)
         assert resumed.history == whole.history
         assert len(resumed.gradients) == len(whole.gradients) // two_processes.STEPS
+
+
+def test_both_take_back_the_best_weights(two):
+    """One writes them and both read them, stopped in between or not."""
+    for process in two:
+        expected, best = process["one step", "float32"], process["best", "float32"]
+        assert torch.equal(best.weights, expected.weights)
+        assert not torch.equal(best.gradients[0], best.weights)  # those of the last step
+        assert best.history[0]["selected/step"] == 1
+    assert torch.equal(two[0]["best", "float32"].weights, two[1]["best", "float32"].weights)

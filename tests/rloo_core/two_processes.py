@@ -5,6 +5,7 @@ importing torch twice costs more than all cases together.
 """
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -204,6 +205,46 @@ def stopped_and_resumed(root):
     return whole, online(root / "stopped", changes, torch.float32)
 
 
+class BestAfterOne(SupervisedMethod):
+    """Measures best after its first step."""
+
+    def evaluate(self, step):
+        return {"validation/loss": abs(step - 1.0)}
+
+
+def best_kept(root):
+    """Weights after one step of two; and what `keep_best` leaves of two steps, stopped in the second and resumed."""
+
+    def run(name, steps, stop_at=None):
+        own = algorithm_settings(
+            **(TRAINING | {"eval_every": 1, "checkpoint_every": 1, "keep_best": "-validation/loss"})
+        )
+        directory = root / name
+        directory.mkdir(parents=True, exist_ok=True)
+        loop = TrainingLoop(make_accelerator(COMPUTE), tiny_neox(), own, steps, directory, SilentObserver())
+        rows = GivenCompletions(PROMPTS, [group[:1] for group in COMPLETIONS], 0, 20)
+        method = BestAfterOne(loop.model, rows, rows, 5, 0, loop.processes)
+        take = method.updates
+
+        def updates(step):
+            if step == stop_at:
+                raise Stopped
+            return take(step)
+
+        method.updates = updates
+        with suppress(Stopped):
+            loop.run(method)
+        if stop_at is not None:
+            return None
+        last = flat(loop.parts)
+        summary = loop.take_best()
+        loop.processes.sum(torch.zeros(()))
+        return Trained([last], [summary], flat(loop.parts))
+
+    run("stopped", STEPS, stop_at=1)
+    return run("one step", 1), run("stopped", STEPS)
+
+
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -211,6 +252,7 @@ if __name__ == "__main__":
     accelerator = make_accelerator(anything)  # the first call decides, and must see the other process
     cases = every_case(place / "runs")
     cases["whole", "float32"], cases["resumed", "float32"] = stopped_and_resumed(place / "resuming")
+    cases["one step", "float32"], cases["best", "float32"] = best_kept(place / "best")
     torch.save(
         {key: vars(case) for key, case in cases.items()} | {"processes": accelerator.num_processes},
         place / f"process-{accelerator.process_index}.pt",

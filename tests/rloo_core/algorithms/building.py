@@ -23,8 +23,7 @@ PLAIN = {
     "clip": None, "clip_high": None, "gae_lambda": 1.0, "kl_coef": 0.5, "reward_clip": None,
     "reward_noise": 0.0, "missing_eos": "subtract", "missing_eos_penalty": None, "mask_truncated": False,
     "overlong_buffer": None, "resample_equal_rewards": 0,
-    "eval_prompts": 3,
-    "keep_best": None,
+    "eval_prompts": 3, "keep_best": None,
 }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ COMPUTE = ComputeSettings(
 TRAINING = {
     "seed": 0, "learning_rate": 0.01, "schedule": "constant", "warmup_fraction": 0.0, "weight_decay": 0.0,
     "adam_beta2": 0.999, "adam_epsilon": 1e-8, "max_grad_norm": 1.0, "eval_every": 1, "checkpoint_every": 0,
-    "checkpoint_minutes": 60.0, "keep_checkpoints": 1,
+    "checkpoint_minutes": 60.0, "keep_checkpoints": 1, "keep_best": None,
 }  # fmt: skip
 
 
