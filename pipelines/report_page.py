@@ -108,7 +108,7 @@ class Page:
 
 def render(page: Page) -> str:
     """The page as HTML; all text is escaped."""
-    return _environment().get_template(TEMPLATE).render(page=page)
+    return environment().get_template(TEMPLATE).render(page=page)
 
 
 def to_svg(figure: "Figure", title: str) -> str:
@@ -133,16 +133,15 @@ def to_svg(figure: "Figure", title: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Templates of this folder; what they are given is escaped."""
+    return Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["zip"] = zip
-    return environment
 
 
 def number(value: float | None, places: int = 2) -> str:
