@@ -169,7 +169,7 @@ def forest(rows: Sequence[ForestRow], x_label: str = "difference") -> Figure:
     for verdict, (color, marker, fill) in VERDICTS.items():
         axes.plot([], [], color=color, marker=marker, markerfacecolor=fill, linestyle="", label=verdict)
     axes.add_patch(Rectangle((0, 0), 0, 0, color=GREY, alpha=0.25, linewidth=0, label="margin"))
-    axes.set_ylim(below, 0)
+    axes.set_ylim(below or 1.0, 0)
     axes.set_yticks([])
     axes.set_xlabel(x_label)
     finished = _finished(figure, axes)
