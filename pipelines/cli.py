@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pipelines import cli_evaluation, cli_runs, cli_services
+from pipelines import cli_evaluation, cli_runs, cli_services, cli_study
 from pipelines.config_errors import ConfigError, Refused, nearest
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ Force = Annotated[
 app.add_typer(cli_runs.commands)
 app.add_typer(cli_services.commands)
 app.add_typer(cli_evaluation.commands)
+app.add_typer(cli_study.commands)
 
 AcceptCode = Annotated[
     bool,
@@ -221,7 +222,7 @@ def settings_of(overrides: list[str] | None) -> "ExperimentSettings":
     Raises:
         ConfigError: If they are wrong, or an option is.
     """
-    _refuse_unknown_options(overrides or [])
+    refuse_unknown_options(overrides or [])
     from pipelines.config import load_settings
 
     return load_settings(overrides or [])
@@ -251,7 +252,12 @@ def _resumed(
     return record.settings(root), record.overrides, left_of(record, Store(root)), record
 
 
-def _refuse_unknown_options(overrides: list[str]) -> None:
+def refuse_unknown_options(overrides: list[str]) -> None:
+    """Options that no command has, typed among overrides.
+
+    Raises:
+        ConfigError: If there are any.
+    """
     problems = [_unknown_option(text) for text in overrides if text.startswith("-")]
     if problems:
         raise ConfigError(problems)
@@ -274,6 +280,13 @@ def _unknown_option(text: str) -> str:
         "--json",
         "--verify",
         "--port",
+        "--profile",
+        "--seeds",
+        "--workers",
+        "--memory",
+        "--runner",
+        "--address",
+        "--plan",
     )
     return f"{text} is no option of this command{nearest(f'--{name}', options) or '; see --help'}"
 

@@ -38,6 +38,23 @@ def now() -> int:
     return int(time.time() * 1000)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a pipeline run stands in a larger one, a study.
+
+    Args:
+        record: Name of its record, always the same, so that it is found again.
+        name: Shown in lists.
+        parent: Key of the study's run.
+        tags: For MLflow.
+    """
+
+    record: str
+    name: str
+    parent: str
+    tags: dict[str, str]
+
+
 @dataclass
 class RunState:
     """The content of `run.json`.
@@ -47,7 +64,7 @@ class RunState:
         name: Shown in lists: the experiment's, or the stage's.
         stage: Name of the stage; "" for a pipeline run.
         fingerprint: Of the stage's result.
-        parent: Key of the pipeline run.
+        parent: Key of the pipeline run that a stage belongs to; of a pipeline run: of the study's.
         status: RUNNING, FINISHED, FAILED or KILLED.
         attempt: 1, and one more each time it was taken up again.
         started: Milliseconds since 1970.

@@ -69,7 +69,7 @@ def own_parts(stage: Stage, settings: ExperimentSettings, cache_dir: Path | None
     """Everything but the inputs: what is known before earlier stages have run."""
     cache = DigestCache(cache_dir or Path(settings.paths.root) / "cache")
     return {
-        **_prefixed("settings", _settings(stage, settings)),
+        **_prefixed("settings", read_settings(stage, settings)),
         **_prefixed("files", {name: cache.sha256(path) for name, path in _files(stage, settings).items()}),
         **_prefixed("code", _code(stage, settings)),
         **_prefixed("libraries", _libraries(stage, settings)),
@@ -81,7 +81,8 @@ def _prefixed(kind: str, values: Mapping[str, object]) -> Parts:
     return {f"{kind}/{name}": value for name, value in values.items()}
 
 
-def _settings(stage: Stage, settings: ExperimentSettings) -> dict[str, object]:
+def read_settings(stage: Stage, settings: ExperimentSettings) -> dict[str, object]:
+    """The settings that a stage reads, by dotted name."""
     flat = flatten(stage.settings(settings).model_dump(mode="json"))
     return {name: value for name, value in flat.items() if is_read(stage, settings, name)}
 

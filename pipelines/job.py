@@ -39,6 +39,7 @@ class Job:
         for stage in self.plan:
             if stage.action != "skip":
                 execute(stage.name, partial(self.executor.run, stage.name))
-        if "evaluation" in self.executor.outcomes:
-            self.executor.tracker.result(self.executor.outcomes["evaluation"].summary)
+        last = next(reversed(self.executor.outcomes.values()), None)
+        if last is not None and last.stage in ("policy", "evaluation"):
+            self.executor.tracker.result(last.summary)
         self.done = True

@@ -72,9 +72,10 @@ def with_inputs(store: Store, outputs: Collection[Output]) -> set[Output]:
 
 def _of_runs(store: Store, keep: int) -> Iterator[Output]:
     every = records(store.root)
-    kept = {record.name for record in every[:keep]}
+    newest = [record for record in every if not record.state.parent][:keep]  # the points of a study count as one run
+    kept = {record.state.key for record in newest}
     for record in every:
-        if record.name in kept or record.status == RUNNING:
+        if kept & {record.state.key, record.state.parent} or record.status == RUNNING:
             yield from ((note["stage"], note["fingerprint"]) for note in record.state.notes)
 
 

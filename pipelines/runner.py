@@ -19,6 +19,7 @@ from pipelines import environment
 from pipelines.config import to_yaml
 from pipelines.config_errors import ConfigError
 from pipelines.console import Console
+from pipelines.evidence import Place
 from pipelines.execution import MODEL, Executor, StageExited, StageFailed
 from pipelines.job import Job
 from pipelines.outcome import directly
@@ -71,11 +72,11 @@ def run_pipeline(
             for warning in environment.prepare(root):
                 console.warning(warning)
             if use_prefect:
-                _use_running_server(root)
+                use_running_server(root)
             _run(settings, overrides, selection, use_prefect, console, log, resume)
             return FINISHED
         except BaseException as error:
-            return _explain(error, console, log, root)
+            return explain(error, console, log, root)
 
 
 def _run(
@@ -88,7 +89,7 @@ def _run(
     resume: Record | None,
 ) -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(_prefect(Path(settings.paths.root))) if use_prefect else None
+        server = stack.enter_context(prefect_server(Path(settings.paths.root))) if use_prefect else None
         stack.enter_context(log_file(log))
         job = stack.enter_context(prepared(settings, overrides, selection, console, resume=resume))
         if server is None:
@@ -106,6 +107,7 @@ def prepared(
     console: Console,
     flow_run: str = "",
     resume: Record | None = None,
+    place: Place | None = None,
 ) -> Iterator[Job]:
     """A job whose plan is made and told, and whose MLflow run is open until the block ends.
 
@@ -116,6 +118,7 @@ def prepared(
         console: What a person sees.
         flow_run: Id of the Prefect flow run of a deployment; a second attempt at it goes on in its MLflow run.
         resume: The run that is to go on, in its MLflow run.
+        place: The run's place in a study; without one, a report is written at the end.
     """
     store = Store(settings.paths.root)
     plan = make_plan(settings, store, selection, overrides)
@@ -127,10 +130,10 @@ def prepared(
         check_own_functions(settings)
     typed = {"overrides": list(overrides), "selection": asdict(selection), "flow_run": flow_run}
     earlier = resume or of_flow_run(store.root, flow_run)
-    with _tracked(settings, typed, plan, console, earlier) as tracker:
+    with _tracked(settings, typed, plan, console, earlier, place) as tracker:
         executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console, plan)
         yield Job(settings, overrides, selection, plan, executor)
-        if tracker.evidence is not None:
+        if tracker.evidence is not None and place is None:
             from pipelines.report_run import report_at_the_end  # here: it draws, which takes a second to load
 
             report_at_the_end(tracker.evidence, store, console.warning)
@@ -165,7 +168,7 @@ def _as_flow(job: Job, server: Server) -> None:
         )
 
 
-def _use_running_server(root: Path) -> None:
+def use_running_server(root: Path) -> None:
     """The server that PREFECT_API_URL names, or that of the services of this run root.
 
     Raises:
@@ -179,7 +182,7 @@ def _use_running_server(root: Path) -> None:
 
 
 @contextmanager
-def _prefect(root: Path) -> Iterator[Server]:
+def prefect_server(root: Path) -> Iterator[Server]:
     """The Prefect server: one that runs already, or a temporary one that is gone at the end."""
     if not environment.own_server():
         yield NamedServer(os.environ["PREFECT_API_URL"])
@@ -201,12 +204,13 @@ def _tracked(
     plan: Sequence[PlannedStage],
     console: Console,
     earlier: Record | None,
+    place: Place | None = None,
 ) -> "Iterator[Tracker]":
     """The parent run, ended as FINISHED, FAILED or KILLED."""
     from pipelines.tracking import Tracker
 
     tracker = Tracker.open(settings, console.warning, console.line)
-    tracker.start(to_yaml(settings), typed, plan_rows(plan), earlier.evidence if earlier else None)
+    tracker.start(to_yaml(settings), typed, plan_rows(plan), earlier.evidence if earlier else None, place)
     status = "KILLED"
     try:
         yield tracker
@@ -237,7 +241,7 @@ def plan_rows(plan: Sequence[PlannedStage]) -> list[dict[str, str]]:
     return [{"stage": stage.name, "action": stage.action, "reason": stage.reason} for stage in plan]
 
 
-def _explain(error: BaseException, console: Console, log: Path, root: Path) -> int:
+def explain(error: BaseException, console: Console, log: Path, root: Path) -> int:
     """Say what went wrong in one message, keep the traceback in the log, and choose the exit code."""
     if isinstance(error, KeyboardInterrupt | Terminated):
         console.error("stopped; the same command goes on from the last checkpoint")

@@ -112,7 +112,11 @@ class _Shown(NamedTuple):
 
     @property
     def claims(self) -> HtmlTable:
-        return HtmlTable("Differences over seeds, with 95 % t intervals", CLAIM_COLUMNS, [claim.cells() for claim in self.study.claims])
+        return HtmlTable(
+            "Differences over seeds, with 95 % t intervals",
+            CLAIM_COLUMNS,
+            [claim.cells() for claim in self.study.claims],
+        )
 
     @property
     def tables(self) -> Iterator[tuple[HtmlTable, str]]:

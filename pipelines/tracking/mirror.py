@@ -129,7 +129,9 @@ class Mirror:
                 return copy.run_id
         if key not in self._ids:
             found = self.connection.client.search_runs([self.connection.experiment_id], f"tags.`{KEY}` = '{key}'")
-            self._ids[key] = found[0].info.run_id if found else ""
+            if not found:
+                return ""
+            self._ids[key] = found[0].info.run_id
         return self._ids[key]
 
     def run_of(self, stage: str, fingerprint: str) -> str:

@@ -233,8 +233,8 @@ class RunCopy:
         tags = {KEY: state.key, **state.process}
         if state.stage:
             tags |= {"stage": state.stage, "fingerprint": state.fingerprint}
-            parent = self.mirror.id_of(state.parent)
-            tags |= {PARENT: parent} if parent else {}
+        parent = self.mirror.id_of(state.parent)
+        tags |= {PARENT: parent} if parent else {}
         run = self.client.create_run(
             self.connection.experiment_id, start_time=state.started, tags=tags, run_name=state.name
         )
@@ -243,11 +243,9 @@ class RunCopy:
     def _tags(self) -> None:
         state = self.evidence.state
         wanted = {**state.tags, **state.process, "attempt": str(state.attempt)}
-        if state.stage:
-            parent = self.mirror.id_of(state.parent)
-            wanted |= {PARENT: parent} if parent else {}
-        else:
-            wanted |= self.mirror.notes(state)
+        parent = self.mirror.id_of(state.parent)
+        wanted |= {PARENT: parent} if parent else {}
+        wanted |= {} if state.stage else self.mirror.notes(state)
         tables = [name for name in self.evidence.files() if name.startswith("tables/")]
         if tables:
             wanted["mlflow.loggedArtifacts"] = json.dumps([{"path": name, "type": "table"} for name in tables])

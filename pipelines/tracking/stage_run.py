@@ -59,17 +59,11 @@ class StageRun:
 
     def table(self, name: str, rows: Sequence[Row]) -> None:
         """Write `tables/<name>.json` in the format MLflow's pages show as a table, in place of an earlier one."""
-        columns = list(dict.fromkeys(str(key) for row in rows for key in row))
-        data = [[_plain(row.get(column)) for column in columns] for row in rows]
-        content = json.dumps({"columns": columns, "data": data}, ensure_ascii=False)
-        self.evidence.write(f"tables/{_file_name(name)}.json", content)
+        write_table(self.evidence, name, rows)
 
     def figure(self, name: str, figure: "Figure") -> None:
         """Write `figures/<name>.png`."""
-        options: dict[str, Any] = {"format": "png", "dpi": FIGURE_DPI, "bbox_inches": "tight"}
-        picture = io.BytesIO()
-        figure.savefig(picture, **options)
-        self.evidence.write(f"figures/{_file_name(name)}.png", picture.getvalue())
+        write_figure(self.evidence, name, figure)
 
     def summary(self, values: Mapping[str, float]) -> None:
         """Note the numbers that describe the stage's result."""
@@ -94,6 +88,22 @@ class StageRun:
         assert status != FINISHED or published is not None, "a stage is finished when it is published"
         self.evidence.close(status)
         self._mirror.wake()
+
+
+def write_table(evidence: Evidence, name: str, rows: Sequence[Row]) -> None:
+    """Write `tables/<name>.json` in the format MLflow's pages show as a table."""
+    columns = list(dict.fromkeys(str(key) for row in rows for key in row))
+    data = [[_plain(row.get(column)) for column in columns] for row in rows]
+    content = json.dumps({"columns": columns, "data": data}, ensure_ascii=False)
+    evidence.write(f"tables/{_file_name(name)}.json", content)
+
+
+def write_figure(evidence: Evidence, name: str, figure: "Figure", kind: str = "png") -> None:
+    """Write `figures/<name>.png`, or `.svg`."""
+    options: dict[str, Any] = {"format": kind, "dpi": FIGURE_DPI, "bbox_inches": "tight"}
+    picture = io.BytesIO()
+    figure.savefig(picture, **options)
+    evidence.write(f"figures/{_file_name(name)}.{kind}", picture.getvalue())
 
 
 def _file_name(name: str) -> str:

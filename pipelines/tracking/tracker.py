@@ -15,6 +15,7 @@ from pipelines.evidence import (
     RUNNING,
     SETTINGS,
     Evidence,
+    Place,
     RunState,
     new_record_name,
     record_directory,
@@ -80,6 +81,7 @@ class Tracker:
         typed: Mapping[str, Any],
         plan: Sequence[Mapping[str, str]],
         resume: Evidence | None = None,
+        place: Place | None = None,
     ) -> None:
         """Open the parent run.
 
@@ -88,21 +90,23 @@ class Tracker:
             typed: What a person typed: overrides, selection, and Prefect's flow run.
             plan: One row a stage: stage, action, reason.
             resume: The record of a run that is to go on.
+            place: Its place in a study, if it has one.
         """
         if resume is not None:
             self.evidence = self.mirror.evidence(resume.directory) or resume
-            self.evidence.take_up("")
+            self.evidence.take_up(place.parent if place else "")
             self._state.notes = []
         else:
             root = Path(self.settings.paths.root)
-            self.evidence = Evidence(root, record_directory(root, new_record_name()), RunState())
+            name = place.record if place else new_record_name()
+            self.evidence = Evidence(root, record_directory(root, name), RunState(parent=place.parent if place else ""))
         state = self._state
-        state.name, state.results = self.settings.name, {}
+        state.name, state.results = place.name if place else self.settings.name, {}
         state.typed = dict(typed)
         wanted = dict(typed.get("selection", {})) | {"force": (), "accept_code": False}
         state.candidate = self.settings.tracking.champion and not any(wanted.values())  # a full run
         tags = {"overrides": " ".join(typed.get("overrides", ())) or "(none)", "seed": str(self.settings.seed)}
-        state.tags |= {**tags, "record": self.record, **_git_sha()}
+        state.tags |= {**tags, "record": self.record, **_git_sha(), **(place.tags if place else {})}
         self.evidence.write(SETTINGS, json.dumps(self.settings.model_dump(mode="json"), indent=1))
         self.evidence.write("files/config.yaml", config)
         self.evidence.write("files/plan.json", json.dumps(list(plan), indent=2))

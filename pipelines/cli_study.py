@@ -1,0 +1,132 @@
+"""`rloo study`: sweeps with seeds, from one file to tables, figures and verdicts."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from pipelines.studies.run import Prepared
+
+SETTINGS = {"ignore_unknown_options": True}
+ALL = "all"
+commands = typer.Typer()
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="OVERRIDES", help="Settings of every point: `algorithm.steps=20`.", show_default=False),
+]
+Profile = Annotated[str, typer.Option("--profile", help="Its size: laptop, quick, paper, or one of the study's own.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds; the profile's by default.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Points at a time; by default as many as cores and memory allow.")
+]
+Memory = Annotated[
+    float | None,
+    typer.Option("--memory", min=0.1, metavar="GIB", help="For all points together; by default 80 % of what is free."),
+]
+Runner = Annotated[
+    Literal["local", "dask", "ray"],
+    typer.Option("--runner", help="Processes of this machine, or Prefect's task runner for Dask or Ray."),
+]
+Address = Annotated[str | None, typer.Option("--address", help="Of a Dask or Ray cluster that runs already.")]
+ShowPlan = Annotated[bool, typer.Option("--plan", help="Check every point, show what would run; start nothing.")]
+
+
+@commands.command(context_settings=SETTINGS)
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A study of conf/study, a YAML file, or `all`.")],
+    overrides: Overrides = None,
+    profile: Profile = "laptop",
+    seeds: Seeds = None,
+    workers: Workers = None,
+    memory: Memory = None,
+    runner: Runner = "local",
+    address: Address = None,
+    plan: ShowPlan = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    no_prefect: Annotated[bool, typer.Option("--no-prefect", help="Without Prefect.")] = False,
+) -> None:
+    """Run a base experiment x axes x seeds, and print tables and verdicts. What is finished is not computed again.
+
+    An interrupted study goes on when it is started again; with more --seeds only the new ones are computed.
+
+    **Examples**
+
+    - `rloo study kl` RLOO and RAFT over KL coefficients, five seeds
+    - `rloo study noise --profile quick` a coarse look
+    - `rloo study all --profile laptop` the paper's set: about an hour and a quarter on two cores
+    - `rloo study algorithms --profile paper --plan` composes and checks the full-scale grid
+    - `rloo study my_study.yaml algorithm.steps=20 --seeds 3`
+    """
+    from pipelines.cli import explained, refuse_unknown_options
+
+    with explained():
+        refuse_unknown_options(overrides or [])
+        found = _prepared(name, overrides or [], profile, seeds, workers, memory, runner, address)
+        if plan or as_json:
+            _show(found, as_json)
+            return
+        if no_prefect and runner != "local":
+            from pipelines.config_errors import ConfigError
+
+            raise ConfigError(f"--runner {runner} is one of Prefect's, so it does not go with --no-prefect")
+        code = _run(found, not no_prefect, together=name == ALL)
+    raise typer.Exit(code)
+
+
+def _prepared(
+    name: str,
+    overrides: list[str],
+    profile: str,
+    seeds: int | None,
+    workers: int | None,
+    memory: float | None,
+    runner: str,
+    address: str | None,
+) -> "list[Prepared]":
+    from pipelines.cli import settings_of
+    from pipelines.studies.definition import load_definition, study_names
+    from pipelines.studies.run import Options, prepare
+
+    root = Path(settings_of([text for text in overrides if text.startswith("paths.root=")]).paths.root)
+    options = Options(root, tuple(overrides), workers, memory, runner, address)
+    own = tuple(text for text in overrides if not text.startswith("paths.root="))
+    names = study_names() if name == ALL else [name]
+    return [prepare(load_definition(each, profile, own, seeds), options) for each in names]
+
+
+def _run(found: "list[Prepared]", use_prefect: bool, together: bool) -> int:
+    """Exit code as of `rloo run`; 1 also where a point failed."""
+    from pipelines.console import Console
+    from pipelines.process import sigterm_raises
+    from pipelines.runner import explain
+    from pipelines.studies.run import run_all
+
+    console = Console()
+    root = found[0].options.root
+    try:
+        with sigterm_raises():
+            return run_all(found, console, use_prefect, together)
+    except BaseException as error:
+        return explain(error, console, root / "logs" / "study-errors.log", root)
+
+
+def _show(found: "list[Prepared]", as_json: bool) -> None:
+    """What would run; exit code 0 if nothing, else 3."""
+    from pipelines.studies.run import to_do
+
+    rows: list[dict[str, Any]] = [{"study": each.study.name, "profile": each.study.profile, "points": len(each.points),
+             "workers": each.workers, "to_run": to_do(each)} for each in found]  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        for row in rows:
+            print(f"{row['study']}, {row['profile']}: {row['points']} points, {row['workers']} at a time; to run:")
+            for name in row["to_run"] or ["nothing"]:
+                print(f"  {name}")
+    if any(row["to_run"] for row in rows):
+        sys.exit(3)

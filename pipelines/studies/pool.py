@@ -1,0 +1,117 @@
+"""Processes of this machine, a few at a time: each makes one errand and ends. Threads only wait for them.
+
+The processes are forked from one that has loaded the heavy libraries, so that a start costs no seconds. All of them end
+when this process does, however it ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+from pipelines.studies.point import Errand, Returned
+
+GRACE_SECONDS = 8.0  # between asking a process to stop and killing it
+PRELOADED = ("pipelines.studies.preloaded",)
+
+
+class Stopped(Exception):
+    """The pool was stopped before the errand was done."""
+
+
+class Pool:
+    """Makes errands, each in a process of its own. A context manager: at its end no process is left."""
+
+    def __init__(self) -> None:
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(PRELOADED))
+        self._living: set[ForkServerProcess] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def run(self, errand: Errand) -> Returned:
+        """Start a process and wait until it has ended; a process that dies is an error of its errand.
+
+        Raises:
+            Stopped: If the pool was stopped meanwhile.
+        """
+        started = time.monotonic()
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._start(errand, sender)
+        sender.close()
+        with suppress(EOFError):
+            found: Returned = receiver.recv()
+            process.join()
+            self._ended(process)
+            return found
+        process.join()
+        self._ended(process)
+        if self._stopped:
+            raise Stopped
+        return Returned(errand.name, seconds=time.monotonic() - started, error=_how(process.exitcode))
+
+    def stop(self) -> None:
+        """Ask all processes to stop, and kill those that do not."""
+        with self._lock:
+            self._stopped = True
+            living = list(self._living)
+        for process in living:
+            process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        waiting: list[Any] = [process.sentinel for process in living]
+        while waiting and time.monotonic() < deadline:
+            ended = wait(waiting, deadline - time.monotonic())
+            waiting = [each for each in waiting if each not in ended]
+        for process in living:
+            if process.is_alive():
+                process.kill()
+
+    def _start(self, errand: Errand, sender: Connection) -> ForkServerProcess:
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            process = self._context.Process(target=_work, args=(errand, sender), name=errand.name)
+            process.start()
+            self._living.add(process)
+        return process
+
+    def _ended(self, process: ForkServerProcess) -> None:
+        with self._lock:
+            self._living.discard(process)
+
+
+def _work(errand: Errand, sender: Connection) -> None:
+    """What a process does."""
+    from pipelines.studies.point import run_point  # here, not above: it is loaded already where the process comes from
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sender.send(run_point(errand))
+
+
+def _end_with_parent() -> None:
+    """Stop when the process that waits for this one is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        why = "; the system kills what takes too much memory: lower --workers" if code == -signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-code).name}{why}"
+    return f"its process ended with exit code {code} and without a word"

@@ -1,0 +1,168 @@
+"""From the points' results to the study's page, verdicts and files."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pipelines.store import Store
+from pipelines.studies.conduct import Conduct
+from pipelines.studies.definition import Cell, Claim, Definition
+from pipelines.studies.drawings import drawing
+from pipelines.studies.measures import read_result
+from pipelines.studies.page import ClaimRow, StudyPage
+from pipelines.studies.tables import table
+from pipelines.studies.values import Values
+from rloo_core.evaluation.across_seeds import Contrast, holm, verdict
+from rloo_core.evaluation.figures.studies import ForestRow, forest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OF_A_SEED = {
+    "everything": "varies all that is trained (SFT, reward model, policy) and what is sampled; data are the same",
+    "policy": "varies the policy stage and what is sampled; SFT and reward model are the same for all seeds",
+}
+
+
+@dataclass
+class Results:
+    """What a study has found.
+
+    Args:
+        found: The numbers of every point that finished.
+        failed: Points that did not, with the reason.
+        command: What makes it again.
+        counts: How many points were computed, reused, failed.
+    """
+
+    found: Values
+    failed: Sequence[tuple[str, str]]
+    command: str
+    counts: str
+
+    @classmethod
+    def of(cls, conduct: Conduct, store: Store, command: str) -> "Results":
+        """Read them from the store."""
+        returned = conduct.returned
+        results = [
+            read_result(store, returned[point.name].fingerprints, point.cell, point.seed,
+                        point.settings.algorithm.rollout_batch_size)
+            for point in conduct.points if not returned[point.name].error
+        ]  # fmt: skip
+        failed = [(name, each.error) for name, each in returned.items() if each.error]
+        return cls(Values(conduct.study, results), failed, command, str(conduct.progress))
+
+    @property
+    def study(self) -> Definition:
+        """What was studied."""
+        return self.found.study
+
+    @cached_property
+    def page(self) -> StudyPage:
+        """Everything that is shown."""
+        study = self.study
+        return StudyPage(
+            title=study.title,
+            question=study.question,
+            facts=self._facts(),
+            tables=[table(self.found, wish) for wish in study.tables],
+            claims=self.claims,
+            figures=list(self.figures.values()),
+            notes=list(study.notes),
+            command=self.command,
+            failed=self.failed,
+        )
+
+    @cached_property
+    def figures(self) -> "dict[str, tuple[str, Figure]]":
+        """Caption and figure, by the name of the file."""
+        figures = {}
+        for place, wish in enumerate(self.study.figures, start=1):
+            figure = drawing(self.found, wish)
+            if figure is not None:
+                figures[f"{place:02d}_{wish.kind}"] = (wish.caption, figure)
+        for place, label in enumerate(dict.fromkeys(row.measure for row in self.claims), start=1):
+            rows = [_in_forest(row) for row in self.claims if row.measure == label and row.difference is not None]
+            if rows:
+                caption = "Claims: difference, 95 % interval and verdict; the grey block is the margin."
+                figures[f"claims_{place}"] = (caption, forest(rows, f"difference, {label}"))
+        return figures
+
+    @cached_property
+    def claims(self) -> list[ClaimRow]:
+        """Each claim with its verdict; p-values are corrected for the number of claims of the study."""
+        contrasts = [self.found.claimed(claim) for claim in self.study.claims]
+        corrected = iter(holm([each.p for each in contrasts if each is not None]))
+        return [
+            self._claim(claim, each, None if each is None else next(corrected))
+            for claim, each in zip(self.study.claims, contrasts, strict=True)
+        ]
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Tables for MLflow: every point with all its measures, and the claims."""
+        points = [
+            {**result.cell, "seed": result.seed} | {n: self.found.of_point(n, result) for n in self.study.measures}
+            for result in self.found.results
+        ]
+        tables = {"points": points, "claims": [asdict(row) for row in self.claims]}
+        return {name: rows for name, rows in tables.items() if rows}
+
+    def numbers(self) -> dict[str, float]:
+        """For MLflow's list of runs: counts, and the mean of each measure in each cell."""
+        means = {}
+        for name in self.study.measures:
+            for cell in self.study.cells:
+                values = list(self.found.values(name, cell).values())
+                if values:
+                    means[f"{name}/{_slug(cell)}"] = sum(values) / len(values)
+        return {"points": float(len(self.found.results)), "failed": float(len(self.failed)), **means}
+
+    def json(self) -> str:
+        """All of it for programs."""
+        study = self.study.model_dump(mode="json")
+        failed = [list(each) for each in self.failed]
+        return json.dumps({"study": study, "command": self.command, "failed": failed, **self.rows()}, indent=1)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        study = self.study
+        seeds = range(study.seeds.first, study.seeds.first + study.seeds.count)
+        facts = [
+            ("profile", study.profile),
+            ("settings", " ".join(study.base)),
+            ("points", self.counts),
+            ("seeds", f"{seeds[0]} to {seeds[-1]} ({len(seeds)}); a seed {OF_A_SEED[study.seeds.vary]}"),
+            ("intervals", "95 % t intervals over seeds; differences are paired by seed, with the same prompts"),
+        ]
+        if study.claims:
+            facts.append(("claims", f"two-sided paired t tests, corrected for {len(study.claims)} claims (Holm)"))
+        return facts
+
+    def _claim(self, claim: Claim, found: Contrast | None, corrected: float | None) -> ClaimRow:
+        label = self.study.measures[claim.measure].label
+        if found is None or corrected is None:
+            seeds = len(self.found.sums(claim))
+            return ClaimRow(claim.says, label, None, None, None, None, None, seeds, None, claim.margin, "undecided")
+        return ClaimRow(
+            text=claim.says,
+            measure=label,
+            difference=found.difference,
+            low=found.low,
+            high=found.high,
+            p=found.p,
+            corrected_p=corrected,
+            seeds=found.seeds,
+            effect=found.effect,
+            margin=claim.margin,
+            verdict=verdict(found, corrected, 1, claim.margin),
+        )
+
+
+def _in_forest(row: ClaimRow) -> ForestRow:
+    assert row.difference is not None
+    return ForestRow(row.text, row.difference, row.low, row.high, row.margin, row.verdict)
+
+
+def _slug(cell: Cell) -> str:
+    return "/".join(f"{axis}={each}" for axis, each in cell.items()) or "all"

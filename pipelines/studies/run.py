@@ -1,0 +1,291 @@
+"""One study from the command line or a deployment: checks, processes or a flow, results."""
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines import environment
+from pipelines.config_errors import ConfigError
+from pipelines.console import Console
+from pipelines.digests import write_atomically
+from pipelines.evidence import FAILED, FINISHED, KILLED
+from pipelines.plan import Selection, make_plan
+from pipelines.preflight import check_root
+from pipelines.process import log_file
+from pipelines.runner import prefect_server, use_running_server
+from pipelines.store import Store
+from pipelines.studies.budget import workers
+from pipelines.studies.conduct import Conduct, Make, only_once, record_name
+from pipelines.studies.definition import Definition
+from pipelines.studies.point import Errand, Returned
+from pipelines.studies.points import Point, points_of
+from pipelines.studies.pool import Pool
+from pipelines.studies.progress import Progress
+
+if TYPE_CHECKING:
+    from pipelines.studies.flow import Shown
+    from pipelines.studies.page import StudyPage
+    from pipelines.studies.tracking import StudyRun
+
+STUDY_PAGE = "study.html"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a study is computed; nothing here changes a number.
+
+    Args:
+        root: The run root.
+        overrides: What a person typed.
+        workers: Points at a time; None: as many as fit.
+        memory: GiB that all may take together; None: 80 % of what is free.
+        runner: local, dask or ray.
+        address: Of a cluster that runs.
+    """
+
+    root: Path
+    overrides: tuple[str, ...] = ()
+    workers: int | None = None
+    memory: float | None = None
+    runner: str = "local"
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study whose settings are all valid.
+
+    Args:
+        study: What is studied.
+        points: All of it.
+        options: How.
+        workers: Points at a time.
+    """
+
+    study: Definition
+    points: Sequence[Point]
+    options: Options
+    workers: int
+
+
+def prepare(study: Definition, options: Options) -> Prepared:
+    """Compose every point and look at the machine; nothing is started.
+
+    Raises:
+        ConfigError: If the settings of a point are wrong, or not even one point fits.
+    """
+    points = points_of(study, str(options.root))
+    processes = max(point.settings.compute.processes for point in points)
+    threads = max(point.settings.compute.threads for point in points) * processes
+    many = workers(threads, study.memory, options.workers, options.memory)
+    return Prepared(study, points, options, min(many, len(points)))
+
+
+def check(prepared: Prepared) -> None:
+    """What must hold before any compute, once for all points.
+
+    Raises:
+        ConfigError: If a device or a reward function is not there.
+    """
+    from pipelines.own_functions import check_own_functions  # here: they load torch
+    from rloo_core.trainer import check_device
+
+    checked = set()
+    for point in prepared.points:
+        settings = point.settings
+        key = repr((settings.compute, settings.reward, settings.algorithm.advantage))
+        if key in checked:
+            continue
+        checked.add(key)
+        try:
+            check_device(settings.compute)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        check_own_functions(settings)
+
+
+def run_study(
+    prepared: Prepared, console: Console, make: Make, shown: "Callable[[Conduct], Shown] | None" = None
+) -> "StudyPage":
+    """Compute what is not there, and write the results beside the study's record.
+
+    Args:
+        prepared: The study.
+        console: What a person sees.
+        make: Makes errands.
+        shown: Makes what shows the progress elsewhere, from the study in progress: see `flow.Shown`.
+
+    Returns:
+        The results.
+
+    Raises:
+        Refused: If another process computes the same study.
+    """
+    from pipelines.studies.tracking import StudyRun  # here: it loads MLflow
+
+    study, options = prepared.study, prepared.options
+    record = record_name(study, options.overrides)
+    with only_once(options.root, record):
+        tracking = prepared.points[0].settings.tracking
+        run = StudyRun(options.root, record, tracking, console.warning, console.line)
+        own = [text for text in options.overrides if not text.startswith("paths.root=")]
+        run.start(study, {"study": study.name, "profile": study.profile, "overrides": own})
+        status = KILLED
+        try:
+            conduct = Conduct(study, prepared.points, run, console, Progress(len(prepared.points), prepared.workers))
+            display = shown(conduct) if shown else None
+            conduct.on_progress = display.update if display else conduct.on_progress
+            conduct.make(make)
+            content = _results(prepared, conduct, run, console)
+            if display is not None:
+                display.finish(markdown_of(content))
+            status = FINISHED
+        except Exception:
+            status = FAILED
+            raise
+        finally:
+            run.finish(status)
+    return content
+
+
+def _results(prepared: Prepared, conduct: Conduct, run: "StudyRun", console: Console) -> "StudyPage":
+    """Tables, figures, verdicts: kept with the study's run, and told."""
+    from pipelines.studies.page import console as tell
+    from pipelines.studies.page import page
+    from pipelines.studies.results import Results
+
+    results = Results.of(conduct, Store(prepared.options.root), command_of(prepared))
+    content = results.page
+    for name, (_, figure) in results.figures.items():
+        run.figure(name, figure)
+    for name, rows in results.rows().items():
+        run.table(name, rows)
+    run.file("results.json", results.json())
+    run.file("results.md", markdown_of(content))
+    run.results(results.numbers())
+    where = run.file(STUDY_PAGE, page(content))
+    console.rich.print(tell(content))
+    console.line(f"page       {where}")
+    return content
+
+
+def markdown_of(content: "StudyPage") -> str:
+    """The tables as Markdown, without figures."""
+    from pipelines.studies.page import markdown
+
+    text: str = markdown(content, {})
+    return text
+
+
+def locally(many: int, pool: Pool) -> Make:
+    """Errands in processes of this machine, without Prefect."""
+
+    def make(errands: Sequence[Errand]) -> Iterator[Returned]:
+        with ThreadPoolExecutor(many) as threads:
+            try:
+                for future in as_completed([threads.submit(pool.run, errand) for errand in errands]):
+                    yield future.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                pool.stop()
+                raise
+
+    return make
+
+
+def run_all(studies: Sequence[Prepared], console: Console, use_prefect: bool, together: bool) -> int:
+    """Studies one after the other; all are checked before the first one starts.
+
+    Args:
+        studies: What to run, in one run root.
+        console: What a person sees.
+        use_prefect: Each as a Prefect flow, on a running server or a temporary one.
+        together: Write one page about all of them.
+
+    Returns:
+        Exit code: 0, or 1 if a point failed.
+    """
+    root = studies[0].options.root
+    check_root(root)
+    for warning in environment.prepare(root):
+        console.warning(warning)
+    if use_prefect:
+        use_running_server(root)
+    with ExitStack() as stack:
+        server = stack.enter_context(prefect_server(root)) if use_prefect else None
+        stack.enter_context(log_file(root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-study.log"))
+        for each in studies:
+            check(each)
+        pages = []
+        for each in studies:
+            if together:
+                console.line(f"\n{each.study.name}: {each.study.title}", style="bold")
+            pages.append(_as_flow(each, console, server.wait()) if server else _directly(each, console))
+            if together:
+                from pipelines.studies.page import index
+
+                place = root / f"studies-{each.study.profile}.html"
+                write_atomically(place, index(pages))
+        if together:
+            console.line(f"all studies  {place}")
+    return 1 if any(page.failed for page in pages) else 0
+
+
+def _directly(prepared: Prepared, console: Console) -> "StudyPage":
+    with Pool() as pool:
+        return run_study(prepared, console, locally(prepared.workers, pool))
+
+
+def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
+    """The same inside a flow run. If Prefect fails after the results are there, the study has not failed."""
+    from pipelines.studies import flow
+
+    options, found = prepared.options, []
+    runner = flow.task_runner(options.runner, prepared.workers, options.address)
+    own = [text for text in options.overrides if not text.startswith("paths.root=")]
+    study = prepared.study
+    parameters = {"study": study.name, "profile": study.profile, "overrides": own, "seeds": study.seeds.count}
+    try:
+        flow.run_as_flow(lambda: found.append(in_flow(prepared, console)), parameters, runner, api_url)
+    except Exception as error:
+        if not found:
+            raise
+        console.warning(f"the study is finished, but Prefect could not record its end: {error}")
+    return found[0]
+
+
+def in_flow(prepared: Prepared, console: Console) -> "StudyPage":
+    """The study inside the flow run that is running."""
+    from pipelines.studies import flow
+
+    if prepared.options.runner != "local":
+        return run_study(prepared, console, partial(flow.as_tasks, pool=None), flow.Shown)
+    with Pool() as pool:
+        return run_study(prepared, console, partial(flow.as_tasks, pool=pool), flow.Shown)
+
+
+def to_do(prepared: Prepared) -> list[str]:
+    """Names of the points whose last stage is not in the store."""
+    store = Store(prepared.options.root)
+    names = []
+    for point in prepared.points:
+        plan = make_plan(point.settings, store, Selection(until=point.until), point.overrides)
+        if any(stage.action in ("run", "depends") for stage in plan):
+            names.append(point.name)
+    return names
+
+
+def command_of(prepared: Prepared) -> str:
+    """What computes the study again."""
+    options, study = prepared.options, prepared.study
+    own = [text for text in options.overrides if not text.startswith("paths.root=")]
+    return shlex.join(
+        ["rloo", "study", study.name, "--profile", study.profile, "--seeds", str(study.seeds.count), *own]
+    )

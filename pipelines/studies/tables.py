@@ -1,0 +1,82 @@
+"""A study's tables: means with their intervals, and differences from one cell."""
+
+from collections.abc import Sequence
+
+from pipelines.studies.definition import Cell
+from pipelines.studies.definition import Table as Wish
+from pipelines.studies.page import Table
+from pipelines.studies.values import Values, name_of
+from rloo_core.evaluation.across_seeds import Contrast, holm, seed_interval
+
+MISSING = "–"
+
+
+def table(found: Values, wish: Wish) -> Table:
+    """The table that a study wishes for."""
+    cells = found.study.matching(wish.where)
+    return _differences(found, wish, cells) if wish.against else _means(found, wish, cells)
+
+
+def _means(found: Values, wish: Wish, cells: Sequence[Cell]) -> Table:
+    axes = found.axes_of(cells)
+    rows = [
+        [*(cell[axis] for axis in axes), *(_mean(found, name, cell, cells) for name in wish.measures)] for cell in cells
+    ]
+    columns = [*_labels(found, axes), *(found.study.measures[name].label for name in wish.measures)]
+    return Table(wish.caption, columns, rows, _note(found, wish, cells))
+
+
+def _mean(found: Values, name: str, cell: Cell, cells: Sequence[Cell]) -> str:
+    """Mean ± half of the 95 % interval, with the number of seeds where some are missing."""
+    values = list(found.values(name, cell, cells).values())
+    digits = found.study.measures[name].digits
+    missing = f" (n = {len(values)})" if len(values) < found.study.seeds.count else ""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}{missing}" if values else MISSING
+    interval = seed_interval(values)
+    return f"{interval.value:.{digits}f} ± {interval.high - interval.value:.{digits}f}{missing}"
+
+
+def _differences(found: Values, wish: Wish, cells: Sequence[Cell]) -> Table:
+    """Each cell less one, paired by seed, corrected for all comparisons of the table."""
+    base = found.study.matching(wish.against)[0]
+    axes = found.axes_of(cells)
+    compared = [(name, cell) for cell in cells if cell != base for name in wish.measures]
+    contrasts = [found.paired(name, cell, base) for name, cell in compared]
+    corrected = iter(holm([each.p for each in contrasts if each is not None]))
+    rows = []
+    for (name, cell), each in zip(compared, contrasts, strict=True):
+        measure = found.study.measures[name]
+        tested = [MISSING] * 5 if each is None else _tested(each, next(corrected), measure.digits)
+        rows.append([*(cell[axis] for axis in axes), measure.label, *tested])
+    columns = [*_labels(found, axes), "measure", "difference", "95 %", "p, Holm", "effect", "seeds"]
+    note = (
+        f"Less {name_of(base, axes)}, paired by seed; p corrected for the {len(rows)} comparisons of this table. "
+        f"Effect: difference / standard deviation over seeds."
+    )
+    return Table(wish.caption, columns, rows, note)
+
+
+def _tested(found: Contrast, corrected: float, digits: int) -> list[str]:
+    return [
+        f"{found.difference:+.{digits}f}",
+        f"[{found.low:+.{digits}f}, {found.high:+.{digits}f}]",
+        f"{corrected:.3f}" if corrected >= 0.001 else "< 0.001",
+        MISSING if found.effect is None else f"{found.effect:+.1f}",
+        str(found.seeds),
+    ]
+
+
+def _note(found: Values, wish: Wish, cells: Sequence[Cell]) -> str:
+    if not any(found.study.measures[name].is_common for name in wish.measures):
+        return ""
+    kls = [kl for kl in found.common(cells).values() if kl is not None]
+    return (
+        f"Matched KL: for each seed the largest that all rows reach, {min(kls):.2f} to {max(kls):.2f} nats."
+        if kls
+        else ""
+    )
+
+
+def _labels(found: Values, axes: Sequence[str]) -> list[str]:
+    return [found.study.axes[axis].label for axis in axes]

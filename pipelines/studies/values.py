@@ -1,0 +1,93 @@
+"""The numbers of a study's cells, seed by seed, and what is made of them: pairs and contrasts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipelines.studies.definition import Cell, Claim, Definition
+from pipelines.studies.measures import Result, common, value
+from rloo_core.evaluation.across_seeds import Contrast, contrast
+
+
+@dataclass
+class Values:
+    """What the points of a study measured.
+
+    Args:
+        study: Says which cells and measures there are.
+        results: Of every point that finished.
+    """
+
+    study: Definition
+    results: Sequence[Result]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """All seeds."""
+        return sorted({result.seed for result in self.results})
+
+    def of_cell(self, cell: Cell) -> Iterator[Result]:
+        """The results of a cell, in the order of the seeds."""
+        return iter(sorted((each for each in self.results if each.cell == cell), key=lambda each: each.seed))
+
+    def values(self, name: str, cell: Cell, compared: Sequence[Cell] = ()) -> dict[int, float]:
+        """A measure of a cell, by seed; seeds that have none are absent.
+
+        Args:
+            name: Of the measure.
+            cell: Which.
+            compared: For a measure at matched KL: the cells that must all reach that KL, for each seed by itself.
+        """
+        measure = self.study.measures[name]
+        kls = self.common(compared or [cell]) if measure.is_common else {}
+        found = {each.seed: value(measure, each, kls.get(each.seed)) for each in self.of_cell(cell)}
+        whole = {seed: each for seed, each in found.items() if each is not None}
+        if measure.share_of is None:
+            return whole
+        number = self.study.axes[measure.share_of].at[cell[measure.share_of]]
+        return {seed: number / each for seed, each in whole.items() if each}
+
+    def of_point(self, name: str, result: Result) -> float | None:
+        """A measure of one point; None where it has none by itself."""
+        measure = self.study.measures[name]
+        return None if measure.is_common or measure.share_of else value(measure, result)
+
+    def common(self, cells: Sequence[Cell]) -> dict[int, float | None]:
+        """For each seed the largest KL that all these cells reach."""
+        return {
+            seed: common([each for each in self.results if each.seed == seed and each.cell in cells])
+            for seed in self.seeds
+        }
+
+    def paired(self, name: str, cell: Cell, base: Cell) -> Contrast | None:
+        """A cell less another, over the seeds that both have; None for fewer than two."""
+        ours, theirs = (self.values(name, each, [cell, base]) for each in (cell, base))
+        seeds = [seed for seed in ours if seed in theirs]
+        return contrast([ours[seed] - theirs[seed] for seed in seeds]) if len(seeds) > 1 else None
+
+    def claimed(self, claim: Claim) -> Contrast | None:
+        """A claim's contrast, over the seeds that have all of it; None for fewer than two."""
+        sums = list(self.sums(claim).values())
+        return contrast(sums) if len(sums) > 1 else None
+
+    def sums(self, claim: Claim) -> dict[int, float]:
+        """A claim's weighted sum of cells, by seed. A term that names several cells stands for their mean."""
+        cells = [self.study.matching(term.cell) for term in claim.contrast]
+        every = [cell for found in cells for cell in found]
+        terms = [[self.values(claim.measure, cell, every) for cell in found] for found in cells]
+        whole = [seed for seed in self.seeds if all(seed in each for term in terms for each in term)]
+        weights = [term.weight for term in claim.contrast]
+        return {seed: sum(w * _mean(term, seed) for w, term in zip(weights, terms, strict=True)) for seed in whole}
+
+    def axes_of(self, cells: Sequence[Cell]) -> list[str]:
+        """The axes that differ between these cells; all of them if none does."""
+        return [axis for axis in self.study.axes if len({cell[axis] for cell in cells}) > 1] or list(self.study.axes)
+
+
+def name_of(cell: Mapping[str, str], axes: Sequence[str]) -> str:
+    """A cell in words: its values on these axes."""
+    return ", ".join(cell[axis] for axis in axes)
+
+
+def _mean(values: Sequence[Mapping[int, float]], seed: int) -> float:
+    return sum(each[seed] for each in values) / len(values)
