@@ -171,6 +171,7 @@ def forest(rows: Sequence[ForestRow], x_label: str = "difference") -> Figure:
     axes.add_patch(Rectangle((0, 0), 0, 0, color=GREY, alpha=0.25, linewidth=0, label="margin"))
     axes.set_ylim(below or 1.0, 0)
     axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel(x_label)
     finished = _finished(figure, axes)
     axes.grid(visible=False, axis="y")
