@@ -34,13 +34,11 @@ class Results:
         found: The numbers of every point that finished.
         failed: Points that did not, with the reason.
         command: What makes it again.
-        counts: How many points were computed, reused, failed.
     """
 
     found: Values
     failed: Sequence[tuple[str, str]]
     command: str
-    counts: str
 
     @classmethod
     def of(cls, conduct: Conduct, store: Store, command: str) -> "Results":
@@ -52,7 +50,7 @@ class Results:
             for point in conduct.points if not returned[point.name].error
         ]  # fmt: skip
         failed = [(name, each.error) for name, each in returned.items() if each.error]
-        return cls(Values(conduct.study, results), failed, command, str(conduct.progress))
+        return cls(Values(conduct.study, results), failed, command)
 
     @property
     def study(self) -> Definition:
@@ -131,7 +129,7 @@ class Results:
         facts = [
             ("profile", study.profile),
             ("settings", " ".join(study.base)),
-            ("points", self.counts),
+            ("points", f"{len(self.found.results)} finished, {len(self.failed)} failed"),
             ("seeds", f"{seeds[0]} to {seeds[-1]} ({len(seeds)}); a seed {OF_A_SEED[study.seeds.vary]}"),
             ("intervals", "95 % t intervals over seeds; differences are paired by seed, with the same prompts"),
         ]
