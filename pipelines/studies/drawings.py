@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.studies.definition import Cell, FigureWish
-from pipelines.studies.values import Values, name_of
+from pipelines.studies.values import Values
 from rloo_core.evaluation.figures.studies import Bar, Series, against_kl, bars, curves
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _curves(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure |
     for cell in cells:
         measured = [result.measured(wish.y[0], wish.x) for result in found.of_cell(cell)]
         if all(xs for xs, _ in measured):
-            series.append(Series(name_of(cell, axes), measured[0][0], [values for _, values in measured]))
+            series.append(Series(found.name_of(cell, axes), measured[0][0], [values for _, values in measured]))
     return curves(series, wish.x, wish.label or wish.y[0], wish.log_x) if series else None
 
 
@@ -40,7 +40,7 @@ def _along_axis(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figu
     others = [name for name in found.axes_of(cells) if name != wish.x]
     lines: dict[str, list[Cell]] = {}
     for cell in cells:
-        lines.setdefault(name_of(cell, others) or label, []).append(cell)
+        lines.setdefault(found.name_of(cell, others) or label, []).append(cell)
     series = []
     for name, line in lines.items():
         places = [axis.at.get(cell[wish.x], float(place)) for place, cell in enumerate(line)]
@@ -59,7 +59,7 @@ def _against_kl(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figu
         panel = panels.setdefault(metric.removeprefix("validation/").replace("_", " "), {})
         for cell in cells:
             trajectories = (result.trajectory(metric) for result in found.of_cell(cell))
-            panel[name_of(cell, axes)] = [each for each in trajectories if each]
+            panel[found.name_of(cell, axes)] = [each for each in trajectories if each]
     return against_kl(panels) if any(any(panel.values()) for panel in panels.values()) else None
 
 
@@ -67,7 +67,8 @@ def _bars(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure | N
     """A measure, one bar a cell: grouped by the first axis, told apart by the others."""
     first, *others = found.axes_of(cells)
     rows = [
-        Bar(cell[first], list(found.values(wish.y[0], cell, cells).values()), name_of(cell, others)) for cell in cells
+        Bar(cell[first], list(found.values(wish.y[0], cell, cells).values()), found.name_of(cell, others))
+        for cell in cells
     ]
     return bars(rows, _label(found, wish)) if any(row.seeds for row in rows) else None
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+from pipelines.process import Terminated
 from pipelines.studies.point import Errand, Returned
 
 GRACE_SECONDS = 8.0  # between asking a process to stop and killing it
@@ -97,7 +98,10 @@ def _work(errand: Errand, sender: Connection) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sender.send(run_point(errand))
+    try:
+        sender.send(run_point(errand))
+    except Terminated:
+        os._exit(128 + signal.SIGTERM)  # everything is closed; there is nobody to tell
 
 
 def _end_with_parent() -> None:

@@ -84,7 +84,7 @@ class Results:
         for place, label in enumerate(dict.fromkeys(row.measure for row in self.claims), start=1):
             rows = [_in_forest(row) for row in self.claims if row.measure == label and row.difference is not None]
             if rows:
-                caption = "Claims: difference, 95 % interval and verdict; the grey block is the margin."
+                caption = f"Claims about {label}: difference, 95 % interval, verdict; the grey block is the margin."
                 figures[f"claims_{place}"] = (caption, forest(rows, f"difference, {label}"))
         return figures
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipelines.studies.definition import Cell
 from pipelines.studies.definition import Table as Wish
 from pipelines.studies.page import Table
-from pipelines.studies.values import Values, name_of
+from pipelines.studies.values import Values
 from rloo_core.evaluation.across_seeds import Contrast, holm, seed_interval
 
 MISSING = "–"
@@ -32,9 +32,9 @@ def _mean(found: Values, name: str, cell: Cell, cells: Sequence[Cell]) -> str:
     digits = found.study.measures[name].digits
     missing = f" (n = {len(values)})" if len(values) < found.study.seeds.count else ""
     if len(values) < 2:
-        return f"{values[0]:.{digits}f}{missing}" if values else MISSING
+        return f"{_number(values[0], digits)}{missing}" if values else MISSING
     interval = seed_interval(values)
-    return f"{interval.value:.{digits}f} ± {interval.high - interval.value:.{digits}f}{missing}"
+    return f"{_number(interval.value, digits)} ± {interval.high - interval.value:.{digits}f}{missing}"
 
 
 def _differences(found: Values, wish: Wish, cells: Sequence[Cell]) -> Table:
@@ -51,7 +51,7 @@ def _differences(found: Values, wish: Wish, cells: Sequence[Cell]) -> Table:
         rows.append([*(cell[axis] for axis in axes), measure.label, *tested])
     columns = [*_labels(found, axes), "measure", "difference", "95 %", "p, Holm", "effect", "seeds"]
     note = (
-        f"Less {name_of(base, axes)}, paired by seed; p corrected for the {len(rows)} comparisons of this table. "
+        f"Less {found.name_of(base, axes)}, paired by seed; p corrected for the {len(rows)} comparisons of this table. "
         f"Effect: difference / standard deviation over seeds."
     )
     return Table(wish.caption, columns, rows, note)
@@ -59,12 +59,17 @@ def _differences(found: Values, wish: Wish, cells: Sequence[Cell]) -> Table:
 
 def _tested(found: Contrast, corrected: float, digits: int) -> list[str]:
     return [
-        f"{found.difference:+.{digits}f}",
-        f"[{found.low:+.{digits}f}, {found.high:+.{digits}f}]",
+        _number(found.difference, digits, "+"),
+        f"[{_number(found.low, digits, '+')}, {_number(found.high, digits, '+')}]",
         f"{corrected:.3f}" if corrected >= 0.001 else "< 0.001",
-        MISSING if found.effect is None else f"{found.effect:+.1f}",
+        MISSING if found.effect is None else _number(found.effect, 1, "+"),
         str(found.seeds),
     ]
+
+
+def _number(value: float, digits: int, sign: str = "") -> str:
+    """With a minus that is as wide as a plus."""
+    return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def _note(found: Values, wish: Wish, cells: Sequence[Cell]) -> str:

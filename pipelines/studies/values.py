@@ -79,14 +79,17 @@ class Values:
         weights = [term.weight for term in claim.contrast]
         return {seed: sum(w * _mean(term, seed) for w, term in zip(weights, terms, strict=True)) for seed in whole}
 
+    def name_of(self, cell: Cell, axes: Sequence[str]) -> str:
+        """A cell in words: its values on these axes, numbers with the axis' label."""
+        study = self.study.axes
+        words = [
+            f"{study[axis].label.partition(',')[0]} = {cell[axis]}" if study[axis].at else cell[axis] for axis in axes
+        ]
+        return ", ".join(words)
+
     def axes_of(self, cells: Sequence[Cell]) -> list[str]:
         """The axes that differ between these cells; all of them if none does."""
         return [axis for axis in self.study.axes if len({cell[axis] for cell in cells}) > 1] or list(self.study.axes)
-
-
-def name_of(cell: Mapping[str, str], axes: Sequence[str]) -> str:
-    """A cell in words: its values on these axes."""
-    return ", ".join(cell[axis] for axis in axes)
 
 
 def _mean(values: Sequence[Mapping[int, float]], seed: int) -> float:
