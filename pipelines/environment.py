@@ -17,6 +17,7 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",  # its reports on weights that a new head lacks are expected
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a line for every run that ends, between ours
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # seconds; with the two below a dead server costs a minute, not four
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
