@@ -223,14 +223,15 @@ def _row(record: "Record", store: "Store") -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], root: Path) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from pipelines.disk import in_words, usage
 
     console = Console()
     colours = {"FINISHED": "green", "RUNNING": "cyan", "FAILED": "red", "KILLED": "yellow"}
-    table = Table("run", "status", "took", "stages", "outputs", "typed", box=None, pad_edge=False, header_style="bold")
+    run = Column("run", no_wrap=True, min_width=max((len(row["run"]) for row in rows), default=0))  # --resume takes it
+    table = Table(run, "status", "took", "stages", "outputs", "typed", box=None, pad_edge=False, header_style="bold")
     for row in rows:
         computed = [stage for stage, action in row["stages"].items() if action == "run"]
         table.add_row(

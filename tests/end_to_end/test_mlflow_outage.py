@@ -18,7 +18,7 @@ from typing import Any
 from tests.end_to_end.services import answers, free_port, until
 
 SECONDS = float(os.environ.get("RLOO_OUTAGE_SECONDS", "3"))
-EPOCHS = f"sft.epochs={10 + 2 * SECONDS}"  # longer than the outage
+EPOCHS = f"sft.epochs={10 + SECONDS}"  # longer than the outage
 TYPED = ["experiment=tiny", EPOCHS, "reward_model.epochs=6", "tracking.experiment=outage"]
 STAGES = ("data", "sft", "reward_model")
 
@@ -39,7 +39,8 @@ class Server:
         self.place.mkdir(exist_ok=True)
         command = [
             sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{self.place}/mlflow.db", "--artifacts-destination", str(self.place / "files"),
+            "--backend-store-uri", f"sqlite:///{self.place}/mlflow.db",
+            "--artifacts-destination", str(self.place / "files"),
         ]  # fmt: skip
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         with (self.place / "log").open("ab") as log:
@@ -93,7 +94,11 @@ def test_nothing_is_missing_after_an_outage_in_mid_training_and_one_at_a_stage_s
             until(lambda: time.monotonic() > away + SECONDS, "the outage to pass", SECONDS + 60)
             assert list((root / "store" / "sft").glob("*")) or len(steps(root / "work" / "sft")) > began
             mlflow.signal(signal.SIGCONT)
-            until(lambda: len(steps(root / "work" / "reward_model")) > 20, "the reward model to be under way", 180)
+            until(
+                lambda: len(steps(root / "work" / "reward_model")) > 20,
+                "the reward model to be under way",
+                180 + 2 * SECONDS,
+            )
             mlflow.kill()
             until(lambda: list((root / "store" / "reward_model").glob("*")), "the stage to end", 180)
             time.sleep(SECONDS)

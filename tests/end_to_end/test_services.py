@@ -38,7 +38,7 @@ def test_a_second_up_brings_the_deployments_up_to_date_and_keeps_paused_schedule
 @pytest.mark.parametrize(
     "wrong",
     [{"experiment": "tinny"}, {"only": "sft"}, {"only": ["sgd"]}, {"from_stage": "start"}, {"overrides": ["seed"]},
-     {"dry_run": "perhaps"}],
+     {"dry_run": "perhaps"}, {"seed": 1}],
 )  # fmt: skip
 def test_wrong_parameters_are_refused_before_anything_starts(here: Machine, wrong: dict[str, object]) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
