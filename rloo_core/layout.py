@@ -1,8 +1,8 @@
 """How prompts and completions are laid out as the rows a model reads.
 
-Padded: one row a completion, its prompt repeated: P·K rows of S + T tokens. Every model takes it.
+Padded: one row a completion, its prompt repeated: P·K rows of up to S + T tokens. Every model takes it.
 
-Shared: one row a prompt, followed by its K completions as branches: P rows of S + K·T tokens. Each branch attends
+Shared: one row a prompt, followed by its K completions as branches: P rows of up to S + K·T tokens. Each branch attends
 to the prompt and to itself, and its positions go on from the prompt's length, so the prompt is computed once and the
 numbers are the same. Attention over a row grows with its square, so long rows are cut into several with fewer branches.
 It needs a decoder that takes `position_ids` and a 4-D mask; `choose_layout` tries it on the model.
@@ -32,10 +32,11 @@ class Rows(NamedTuple):
     """What a model is called with, and where its answers are.
 
     Attributes:
-        inputs: `input_ids`, `attention_mask`, `position_ids` of R rows of C columns.
+        inputs: `input_ids`, `position_ids` of R rows of C columns, and `attention_mask` where causal attention is not
+            all that is asked for.
         last: Columns at the end of the rows among which all predictors are.
-        tokens: Which of the R·C columns each completion token is. Shape [P, K, T].
-        predictors: Which of them predicts it. Shape [P, K, T].
+        tokens: Which of the R·C columns each completion token is; any where it is padding. Shape [P, K, T].
+        predictors: Which of them predicts it; any where it is padding. Shape [P, K, T].
     """
 
     inputs: dict[str, Any]
@@ -146,49 +147,54 @@ def _read(decoder: Any, rows: Rows) -> Tensor:
 
 
 def _padded_rows(groups: CompletionGroups) -> Rows:
-    prompts, group_size, tokens = groups.completion_ids.shape
-    width, device = groups.prompt_ids.shape[1], groups.prompt_ids.device
-
-    def rows(prompt_part: Tensor, completion_part: Tensor) -> Tensor:
-        spread = prompt_part[:, None].expand(-1, group_size, -1).reshape(prompts * group_size, -1)
-        return torch.cat([spread, completion_part.reshape(-1, tokens)], dim=1)
-
-    mask = rows(groups.prompt_mask, groups.response_mask).long()
-    inputs = {
-        "input_ids": rows(groups.prompt_ids, groups.completion_ids),
-        "attention_mask": mask,
-        "position_ids": (mask.cumsum(-1) - 1).clamp(min=0),
-    }
-    row = torch.arange(prompts * group_size, device=device).view(prompts, group_size, 1)
-    places = row * (width + tokens) + width + torch.arange(tokens, device=device)
-    return Rows(inputs, tokens + 1, places, places - 1)
+    """A completion a row. What is real never looks at the padding behind it, so causal attention needs no mask."""
+    rows, _ = _compact_rows(groups, 1)
+    return rows
 
 
 def _shared_rows(groups: CompletionGroups, branches: int, decoder: Any) -> Rows:
-    prompts, group_size, tokens = groups.completion_ids.shape
-    width, device = groups.prompt_ids.shape[1], groups.prompt_ids.device
-    each = group_size // branches  # rows a prompt
+    rows, branch = _compact_rows(groups, branches)
+    positions = rows.inputs["position_ids"]
+    mask = attention_masks(decoder.config, decoder.dtype, branch, positions, branch.shape[1])
+    return rows._replace(inputs={**rows.inputs, "attention_mask": mask})
 
-    def rows(prompt_part: Tensor, completion_part: Tensor) -> Tensor:
-        return torch.cat([prompt_part.repeat_interleave(each, 0), completion_part.reshape(prompts * each, -1)], dim=1)
 
-    prompt_positions = (groups.prompt_mask.long().cumsum(-1) - 1).clamp(min=0)
-    steps = torch.arange(tokens, device=device)
-    positions = rows(prompt_positions, groups.prompt_mask.sum(-1)[:, None, None] + steps.expand(group_size, tokens))
-    owner = torch.arange(group_size, device=device)[:, None] % branches + 1
-    branch = rows(torch.where(groups.prompt_mask, PROMPT, PADDING), torch.where(groups.response_mask, owner, PADDING))
+def _compact_rows(groups: CompletionGroups, branches: int) -> tuple[Rows, Tensor]:
+    """Rows without gaps: a prompt's tokens, those of one branch after the other, and padding at the end only.
+
+    Returns:
+        The rows, without a mask, and whom each column belongs to, see `visibility`. Shape [R, C].
+    """
+    device, shape = groups.prompt_ids.device, groups.completion_ids.shape
+    each = shape[1] // branches  # rows a prompt
+    prompt_mask = groups.prompt_mask.repeat_interleave(each, 0)
+    mask = groups.response_mask.reshape(len(prompt_mask), branches, -1)
+    prompts, lengths = prompt_mask.sum(-1), mask.sum(-1)
+    ends = prompts[:, None] + lengths.cumsum(-1)
+    columns = int(ends[:, -1].max())
+    first = torch.arange(len(prompts), device=device) * columns  # of each row, among all columns
+    steps = torch.arange(shape[-1], device=device)
+    prompt_steps = (prompt_mask.long().cumsum(-1) - 1).clamp(min=0)
+    prompt_places = (first[:, None] + prompt_steps)[prompt_mask]
+    places = ((first[:, None] + ends - lengths)[..., None] + steps).masked_fill(~mask, 0)
+    last_of_prompt = (first + prompts - 1)[:, None, None]
+    predictors = torch.where(steps > 0, places - 1, last_of_prompt).masked_fill(~mask, 0)
+
+    def filled(of_prompts: Tensor, of_completions: Tensor, padding: Tensor) -> Tensor:
+        padding[prompt_places] = of_prompts.expand_as(prompt_mask)[prompt_mask]
+        padding[places[mask]] = of_completions.expand_as(mask)[mask]
+        return padding.view(-1, columns)
+
+    ids = groups.prompt_ids.repeat_interleave(each, 0), groups.completion_ids.reshape(mask.shape)
+    owner = torch.arange(1, branches + 1, device=device)[:, None]
+    behind = torch.arange(columns, device=device).repeat(len(prompts))
     inputs = {
-        "input_ids": rows(groups.prompt_ids, groups.completion_ids),
-        "attention_mask": attention_masks(decoder.config, decoder.dtype, branch, positions, branch.shape[1]),
-        "position_ids": positions,
+        "input_ids": filled(*ids, torch.zeros_like(behind)),
+        "position_ids": filled(prompt_steps, prompts[:, None, None] + steps, behind),
     }
-    places = torch.arange(prompts * each * branches * tokens, device=device).view(prompts * each, branches, tokens)
-    places = places + width * torch.arange(1, prompts * each + 1, device=device)[:, None, None]
-    predictors = torch.where(
-        steps > 0, places - 1, places[:, :1, :1] - 1
-    )  # a prompt's last token predicts the first ones
-    shape = groups.completion_ids.shape
-    return Rows(inputs, branches * tokens + 1, places.reshape(shape), predictors.reshape(shape))
+    branch = filled(torch.full_like(prompts[:1], PROMPT), owner, torch.full_like(behind, PADDING))
+    keep = columns - int(prompts.min()) + 1
+    return Rows(inputs, keep, places.view(shape), predictors.view(shape)), branch
 
 
 @torch.no_grad()

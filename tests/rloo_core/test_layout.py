@@ -135,9 +135,23 @@ def test_flex_attention_is_given_the_same_mask(window):
 
 
 def test_the_prompt_is_there_once():
+    """And no row is longer than the longest that is needed: 5 + (3 + 2 + 1) tokens, and 1 + (5 + 1 + 2)."""
     rows = make_rows(ragged(), Layout.SHARED, tiny_model("gpt_neox").base_model)
-    assert rows.inputs["input_ids"].shape == (3, 5 + 3 * 5)
-    assert make_rows(ragged(), Layout.PADDED).inputs["input_ids"].shape == (9, 5 + 5)
+    assert rows.inputs["input_ids"].tolist()[:2] == [
+        [3, 4, 5, 6, 7, 8, 9, 1, 10, 1, 4], [7, 11, 12, 13, 14, 1, 1, 5, 5, 0, 0],
+    ]  # fmt: skip
+    assert rows.inputs["position_ids"].tolist()[0] == [0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 5]
+    assert make_rows(ragged(), Layout.PADDED).inputs["input_ids"].shape == (9, 5 + 3)
+
+
+def test_rows_of_single_completions_need_no_mask():
+    """Causal attention, whose kernels leave out half of the work, is all that is asked for."""
+    seen = []
+    model = tiny_model("gpt_neox").base_model
+    attention = model.layers[0].attention
+    attention.register_forward_pre_hook(lambda m, args, kwargs: seen.append(kwargs["attention_mask"]), with_kwargs=True)
+    hidden_states(model, ragged(), Layout.PADDED)
+    assert seen == [None]
 
 
 def test_a_branch_sees_nothing_of_its_siblings():
