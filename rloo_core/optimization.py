@@ -49,6 +49,11 @@ def checkpoint_gradients(model: PreTrainedModel) -> None:
     model.enable_input_require_grads()
 
 
+def recomputes_activations(model: nn.Module) -> bool:
+    """Whether a model's activations are computed again in the backward pass."""
+    return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+
+
 @contextmanager
 def training_mode(models: Iterable[nn.Module]) -> Iterator[None]:
     """Train mode while an update is computed, for models that checkpoint gradients: transformers asks for it.
@@ -56,7 +61,7 @@ def training_mode(models: Iterable[nn.Module]) -> Iterator[None]:
     Every dropout is zero (`models.disable_dropout`), so the numbers are those of evaluation mode. Other models stay in
     evaluation mode throughout.
     """
-    checkpointing = [m for m in models if any(getattr(part, "gradient_checkpointing", False) for part in m.modules())]
+    checkpointing = [model for model in models if recomputes_activations(model)]
     for model in checkpointing:
         model.train()
     try:

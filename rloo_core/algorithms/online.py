@@ -6,6 +6,7 @@ R = r - kl_coef * log pi/pi_ref, then "how does it become a gradient": `action`,
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from rloo_core.batching import token_budget_batches
 from rloo_core.kl import adapted_kl_coef
 from rloo_core.layout import Layout
 from rloo_core.logprobs import completion_logprobs
+from rloo_core.optimization import recomputes_activations
 from rloo_core.processes import Processes
 from rloo_core.random_streams import shuffled
 from rloo_core.settings import AlgorithmSettings
@@ -35,13 +37,22 @@ ReferenceLogprobs = Callable[[CompletionGroups], Tensor]
 """Log-probs [P, K, T] of completions under the reference policy, without gradient."""
 
 
+class Pass(NamedTuple):
+    """A forward pass over some prompts' completions. All [P, K, T]; values are None without a critic."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None
+
+
 @dataclass
 class OnlineMethod(Method):
     """Sample, score, compare, update.
 
     Where a rollout batch makes one update and advantages need nothing beyond their own prompt, the update's own forward
-    pass gives the log-probs of the shaped reward (strictly on-policy: no second pass, no ratio). Otherwise one pass
-    without gradient fixes log-probs, values and advantages before the first update.
+    pass gives the log-probs of the shaped reward (strictly on-policy: no second pass, no ratio). Otherwise a pass fixes
+    log-probs, values and advantages before the first update; where it fits into one micro-batch, the first update goes
+    on from that very pass.
 
     Attributes:
         settings: The algorithm.
@@ -67,6 +78,7 @@ class OnlineMethod(Method):
     past: RunningMean = field(default_factory=lambda: RunningMean(0, 0.0), init=False)
     kl_coef: float = field(init=False)
     _metrics: StepMetrics = field(init=False)
+    _pass: "Pass | None" = field(default=None, init=False)
     _summary: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +102,7 @@ class OnlineMethod(Method):
                 lambda b=batch, over=over: self._micro_loss(rollout, experience, b, over)  # type: ignore[misc]
                 for batch in self._batches(rollout, rows)
             ]
+            self._pass = None
         self._finish()
 
     def idle(self) -> Tensor:
@@ -111,6 +124,13 @@ class OnlineMethod(Method):
     def restore(self, state: Mapping[str, object]) -> None:
         self.past = RunningMean.from_json(state["past"])  # type: ignore[arg-type]
         self.kl_coef = float(state["kl_coef"])  # type: ignore[arg-type]
+
+    def _first_update_has_all(self) -> bool:
+        """Whether the first update may go on from a pass over the whole batch: its own rows, with all it needs."""
+        size = self.settings.step_batch_size or self.settings.rollout_batch_size
+        models = [self.policy, *([] if self.critic is None else [self.critic])]
+        alone = self.processes.count == 1  # wrappers for several expect forward and backward passes in turn
+        return alone and size == self.settings.rollout_batch_size and not any(map(recomputes_activations, models))
 
     @property
     def _device(self) -> torch.device:
@@ -151,15 +171,10 @@ class OnlineMethod(Method):
     def _micro_loss(self, whole: Rollout, experience: Experience | None, rows: list[int], over: Denominators) -> Tensor:
         """Loss of some prompts; without prepared experience it is made from this very pass."""
         rollout = whole.select(rows).to(self._device)
-        logprobs, entropy = completion_logprobs(
-            self.policy, rollout.groups, temperature=self.collector.sampling.temperature, layout=self.layout
-        )
-        values = None if self.critic is None else self.critic(rollout.groups)
+        found, self._pass = self._pass or self._forward(rollout), None
+        logprobs, _, values = found
         if experience is None:
-            estimates = self._estimates(
-                rollout, logprobs.detach(), entropy, None if values is None else values.detach()
-            )
-            part = self._experience(rollout, estimates)
+            part = self._experience(rollout, self._estimates(rollout, found))
             self._metrics.add_completions(rollout, part)
         else:
             part = experience.select(rows, logprobs.shape[-1]).to(self._device)
@@ -173,9 +188,16 @@ class OnlineMethod(Method):
         self._metrics.add_update({name: value.detach() for name, value in losses.items()}, ratios)
         return sum(losses.values(), torch.zeros((), device=self._device))
 
-    def _estimates(self, rollout: Rollout, logprobs: Tensor, entropy: Tensor, values: Tensor | None) -> Estimates:
+    def _forward(self, rollout: Rollout) -> Pass:
+        logprobs, entropy = completion_logprobs(
+            self.policy, rollout.groups, temperature=self.collector.sampling.temperature, layout=self.layout
+        )
+        return Pass(logprobs, entropy, None if self.critic is None else self.critic(rollout.groups))
+
+    def _estimates(self, rollout: Rollout, found: Pass) -> Estimates:
         ref_logprobs = None if self.reference is None else self.reference(rollout.groups)
-        return Estimates(logprobs, entropy, ref_logprobs, values)
+        values = None if found.values is None else found.values.detach()
+        return Estimates(found.logprobs.detach(), found.entropy, ref_logprobs, values)
 
     def _experience(self, rollout: Rollout, estimates: Estimates) -> Experience:
         """Advantages of prompts that need to know nothing of the rest of the batch."""
@@ -211,13 +233,14 @@ class OnlineMethod(Method):
         """Estimates of every completion, micro-batch by micro-batch, padded to one width."""
         shape = whole.groups.completion_ids.shape
         found: dict[str, Tensor] = {}
-        for rows in self._batches(whole, range(len(whole.places))):
+        batches = self._batches(whole, range(len(whole.places)))
+        goes_on = len(batches) == 1 and self._first_update_has_all()
+        for rows in batches:
             rollout = whole.select(rows).to(self._device)
-            logprobs, entropy = completion_logprobs(
-                self.policy, rollout.groups, temperature=self.collector.sampling.temperature, layout=self.layout
-            )
-            values = None if self.critic is None else self.critic(rollout.groups)
-            part = self._estimates(rollout, logprobs, entropy, values)
+            with torch.set_grad_enabled(goes_on):
+                found_here = self._forward(rollout)
+            self._pass = found_here if goes_on else None
+            part = self._estimates(rollout, found_here)
             for name, value in vars(part).items():
                 if value is not None:
                     target = found.setdefault(name, torch.zeros(shape, dtype=value.dtype))

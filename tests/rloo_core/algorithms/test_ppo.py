@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rloo_core.heads import head_of
 from rloo_core.logprobs import reference_logprobs
 from tests.rloo_core.algorithms.building import gradient, online_method, rollout_of, take
 from tests.rloo_core.algorithms.composing import composed, distance, give, take_first, tiny_critic
@@ -48,6 +49,28 @@ def test_the_first_update_is_the_definition(whiten, max_tokens, temperature):
         advantages = [(row - every.mean()) / every.std() for row in advantages]
     loss = -sum((a * line.logprobs).sum() for a, line in zip(advantages, flat, strict=True)) / 8
     assert distance(gradient(own.policy), gradient_of(loss, own.policy)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("changes", "max_tokens", "passes"),
+    [({}, 10**6, 2), ({"epochs_per_rollout": 3}, 10**6, 3), ({"step_batch_size": 4}, 10**6, 5), ({}, 1, 3 * 4)],
+)
+def test_the_first_update_goes_on_from_the_pass_that_fixed_the_advantages(changes, max_tokens, passes):
+    """Where it has all completions in one micro-batch; otherwise that pass comes in addition."""
+    own, _, _ = make(max_tokens=max_tokens, **changes)
+    seen = dict.fromkeys(("policy", "critic"), 0)
+
+    def count(name, module):
+        def counted(*args):
+            seen[name] += 1
+
+        module.register_forward_hook(counted)
+
+    head_of(own.policy)  # tried on the model once
+    count("policy", own.policy)
+    count("critic", own.critic)
+    take(own, rollout_of(*ROLLOUT))
+    assert seen == {"policy": passes, "critic": passes}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
