@@ -80,17 +80,26 @@ def request(parameters: Mapping[str, Any], root: Path) -> tuple[ExperimentSettin
         ConfigError: If a parameter is wrong, or is the machine's to decide.
     """
     typed = [f"experiment={parameters['experiment']}", *parameters["overrides"]]
-    refused = [text for text in typed if text.lstrip("+~").startswith(OF_THE_MACHINE)]
-    if refused:
-        raise ConfigError(
-            [f"{text}: a deployment takes this from its machine; give it to `rloo services up`" for text in refused]
-        )
+    refuse_the_machines(typed)
     overrides = [*machine_overrides(root), *typed, f"paths.root={root}"]
     only, force = tuple(parameters["only"]), tuple(parameters["force"])
     selection = Selection(only, parameters["from_stage"], parameters["until"], force)
     settings = load_settings(overrides)
     refuse_what_is_not_allowed(settings, load_machine())
     return settings, overrides, selection
+
+
+def refuse_the_machines(typed: Sequence[str]) -> None:
+    """Some settings are the machine's to decide.
+
+    Raises:
+        ConfigError: If one of them is among these overrides.
+    """
+    refused = [text for text in typed if text.lstrip("+~").startswith(OF_THE_MACHINE)]
+    if refused:
+        raise ConfigError(
+            [f"{text}: a deployment takes this from its machine; give it to `rloo services up`" for text in refused]
+        )
 
 
 def run_root() -> Path:

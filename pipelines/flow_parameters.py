@@ -1,6 +1,6 @@
 """What a flow run can be told, as types that Prefect's pages show and check: an experiment, overrides, which stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler
@@ -10,17 +10,25 @@ from pipelines.config_overrides import group_options
 from pipelines.plan import Selection
 
 
-class _Experiments:
-    """Offers the files of conf/experiment; read when a deployment is made, not when this is imported."""
+class _Offered:
+    """Offers names in Prefect's pages; they are looked up when a deployment is made, not when this is imported."""
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        self._names = names
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {**handler(schema), "enum": group_options()["experiment"]}
+        return {**handler(schema), "enum": self._names()}
+
+
+def offered(names: Callable[[], list[str]]) -> Any:
+    """An annotation of a parameter that is one of these names."""
+    return _Offered(names)
 
 
 StageName = Literal["data", "sft", "reward_model", "policy", "evaluation"]
-Experiment = Annotated[str, _Experiments()]
+Experiment = Annotated[str, offered(lambda: group_options()["experiment"])]
 Override = Annotated[str, Field(json_schema_extra={"pattern": r"^[^=\s]+=", "examples": ["algorithm.kl_coef=0.3"]})]
 
 

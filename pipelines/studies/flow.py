@@ -1,71 +1,50 @@
-"""A study as a Prefect flow: one task a point, its progress as an artifact. Import it after `environment.prepare`.
-
-On this machine the tasks' threads only wait for processes of their own (`Pool`); on a Dask or Ray cluster the worker's
-process does the work. When Prefect is away, the points go on.
-"""
+"""A study as a Prefect flow: one task a point, its progress as an artifact. Import it after `environment.prepare`."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
-from prefect import flow, runtime, task
+from prefect import flow, runtime
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.cache_policies import NO_CACHE
-from prefect.futures import as_completed
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from pipelines.config_errors import ConfigError
 from pipelines.flow_artifacts import escaped
-from pipelines.flow_parameters import Override
+from pipelines.flow_parameters import Override, offered
+from pipelines.studies import tasks
 from pipelines.studies.conduct import Conduct
-from pipelines.studies.point import Errand, Returned, run_point
-from pipelines.studies.pool import Pool
+from pipelines.studies.definition import profile_names, study_names
+from rloo_core.settings import Count
 
 LOG = logging.getLogger("rloo")
-_prepared: ContextVar[Callable[[], None] | None] = ContextVar("what `rloo study` prepared", default=None)
-_pools: list[Pool] = []
-_returned: dict[str, Returned] = {}  # also of tasks whose end Prefect could not record
-
-
-class PointFailed(Exception):
-    """A point failed; the message says why."""
-
-
-@task(name="point", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def make_point(name: str, errand: Errand, local: bool) -> object:
-    """One errand: in a process of this machine, or in that of the cluster's worker."""
-    found = _pools[-1].run(errand) if local else run_point(errand)
-    _returned[name] = found
-    if found.error:
-        raise PointFailed(found.error)
-    return found if found.computed else Completed(name="Reused", data=found)
+ALL = "all"
+StudyName = Annotated[str, offered(lambda: [*study_names(), ALL])]
+ProfileName = Annotated[str, offered(profile_names)]
 
 
 @flow(name="rloo-study", flow_run_name="{study}, {profile}", persist_result=False)
 def rloo_study(
-    study: str = "kl",
-    profile: str = "quick",
+    study: StudyName = "kl",
+    profile: ProfileName = "quick",
     overrides: list[Override] = [],  # noqa: B006 (Prefect shows it; nothing changes it)
-    seeds: int | None = None,
+    seeds: Count | None = None,
 ) -> None:
     """A base experiment x axes x seeds: tables, figures and claims. What is finished is not computed again.
 
     Args:
         study: A file of conf/study, or `all`.
-        profile: laptop, quick or paper.
+        profile: Its size.
         overrides: Settings of every point: algorithm.steps=20
         seeds: Number of seeds; the profile's, if none.
     """
-    run = _prepared.get()
+    run = tasks.prepared.get()
     if run is not None:
         run()
         return
@@ -83,46 +62,13 @@ def run_as_flow(run: Callable[[], None], parameters: Mapping[str, Any], runner: 
         runner: Of the points.
         api_url: The Prefect server.
     """
-    token = _prepared.set(run)
+    token = tasks.prepared.set(run)
     try:
         with temporary_settings({PREFECT_API_URL: api_url}):
             rloo_study.with_options(task_runner=runner)(**parameters)
             APILogHandler().flush()  # while the server is still there
     finally:
-        _prepared.reset(token)
-
-
-def as_tasks(errands: Sequence[Errand], pool: Pool | None) -> Iterator[Returned]:
-    """Errands as tasks of the running flow.
-
-    Args:
-        errands: Side by side, as many as the flow's task runner allows.
-        pool: Makes them here; None: the cluster's workers do.
-    """
-    if not errands:
-        return
-    if pool is not None:
-        _pools.append(pool)
-    try:
-        names = {}
-        for errand in errands:
-            names[make_point.submit(errand.name, errand, pool is not None)] = errand.name
-        for future in as_completed(list(names)):
-            yield _result(future, names[future])
-    finally:
-        _pools.clear()
-
-
-def _result(future: Any, name: str) -> Returned:
-    try:
-        found = future.result(raise_on_failure=False)
-    except Exception as error:
-        found = error
-    if isinstance(found, Returned):
-        return found
-    if name in _returned:
-        return _returned[name]
-    return Returned(name, error=str(found) or type(found).__name__)
+        tasks.prepared.reset(token)
 
 
 def task_runner(kind: str, workers: int, address: str | None) -> Any:
@@ -143,13 +89,13 @@ def task_runner(kind: str, workers: int, address: str | None) -> Any:
         return ThreadPoolTaskRunner(max_workers=workers)
     try:
         if kind == "dask":
-            from prefect_dask import DaskTaskRunner
+            from prefect_dask.task_runners import DaskTaskRunner
 
             if address:
                 return DaskTaskRunner(address=address)
             options = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
             return DaskTaskRunner(cluster_kwargs=options)
-        from prefect_ray import RayTaskRunner
+        from prefect_ray.task_runners import RayTaskRunner
     except ImportError:
         raise ConfigError(f"--runner {kind} needs prefect-{kind}: pip install 'rloo[{kind}]'") from None
     return RayTaskRunner(address=address, init_kwargs=None if address else {"num_cpus": workers})

@@ -60,7 +60,7 @@ class Pool:
         self._ended(process)
         if self._stopped:
             raise Stopped
-        return Returned(errand.name, seconds=time.monotonic() - started, error=_how(process.exitcode))
+        return Returned(errand.name, seconds=time.monotonic() - started, error=how_it_ended(process.exitcode))
 
     def stop(self) -> None:
         """Ask all processes to stop, and kill those that do not."""
@@ -114,7 +114,8 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _how(code: int | None) -> str:
+def how_it_ended(code: int | None) -> str:
+    """A process that left no result, in words."""
     if code is not None and code < 0:
         why = "; the system kills what takes too much memory: lower --workers" if code == -signal.SIGKILL else ""
         return f"its process was ended by {signal.Signals(-code).name}{why}"

@@ -263,12 +263,14 @@ def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
 
 def in_flow(prepared: Prepared, console: Console) -> "StudyPage":
     """The study inside the flow run that is running."""
-    from pipelines.studies import flow
+    from pipelines.studies.flow import Shown
+    from pipelines.studies.tasks import as_tasks
 
+    many = prepared.workers
     if prepared.options.runner != "local":
-        return run_study(prepared, console, partial(flow.as_tasks, pool=None), flow.Shown)
+        return run_study(prepared, console, partial(as_tasks, many=many, pool=None), Shown)
     with Pool() as pool:
-        return run_study(prepared, console, partial(flow.as_tasks, pool=pool), flow.Shown)
+        return run_study(prepared, console, partial(as_tasks, many=many, pool=pool), Shown)
 
 
 def to_do(prepared: Prepared) -> list[str]:

@@ -1,0 +1,69 @@
+"""A study that a worker has started from a deployment, inside a flow run that exists already."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console as RichConsole
+
+from pipelines import environment
+from pipelines.config_errors import ConfigError, listed, nearest
+from pipelines.console import Console
+from pipelines.deployed import RunFailed, machine_overrides, refuse_the_machines, run_root
+from pipelines.machine import load_machine, refuse_what_is_not_allowed
+from pipelines.preflight import check_root
+from pipelines.process import log_file
+from pipelines.studies.definition import load_definition, study_names
+from pipelines.studies.run import Options, Prepared, check, in_flow, prepare
+
+ALL = "all"
+
+
+def run_deployed_study(parameters: Mapping[str, Any]) -> None:
+    """Compute a study, or all of them, within the flow run.
+
+    Args:
+        parameters: Those of `pipelines.studies.flow.rloo_study`.
+
+    Raises:
+        ConfigError: If a parameter is wrong, or not allowed on this machine.
+        RunFailed: If a point failed; the results of the others are there.
+    """
+    studies = request(parameters)
+    root = studies[0].options.root
+    check_root(root)
+    environment.prepare(root)
+    console = Console(RichConsole(highlight=False, width=120))
+    with log_file(root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-study.log"):
+        for each in studies:
+            check(each)
+        failed = [name for each in studies for name, _ in in_flow(each, console).failed]
+    if failed:
+        raise RunFailed(f"{len(failed)} points failed: {'; '.join(failed)}. The artifact `points` says why")
+
+
+def request(parameters: Mapping[str, Any]) -> list[Prepared]:
+    """What the parameters ask for, checked; a deployment knows the studies of conf/study only.
+
+    Raises:
+        ConfigError: If a parameter is wrong, or is the machine's to decide.
+    """
+    name, overrides = str(parameters["study"]), tuple(parameters["overrides"])
+    if name not in (*study_names(), ALL):
+        known = [*study_names(), ALL]
+        raise ConfigError(f"study={name}: a deployment runs {listed(known)}{nearest(name, known)}")
+    refuse_the_machines(overrides)
+    root = run_root()
+    typed = (*machine_overrides(root), *overrides)
+    options = Options(root, (*typed, f"paths.root={root}"))
+    names = study_names() if name == ALL else [name]
+    studies = [
+        prepare(load_definition(each, str(parameters["profile"]), typed, parameters["seeds"]), options)
+        for each in names
+    ]
+    machine = load_machine()
+    for study in studies:
+        for point in study.points:
+            refuse_what_is_not_allowed(point.settings, machine)
+    return studies
