@@ -236,11 +236,12 @@ def _resumed(
     Raises:
         ConfigError: If anything else is said, or the run cannot go on.
     """
+    from pipelines.config_overrides import without_root
     from pipelines.plan import Selection
     from pipelines.records import left_of, to_resume
     from pipelines.store import Store
 
-    others = [text for text in overrides if not text.startswith("paths.root=")]
+    others = without_root(overrides)
     if others or selection != Selection():
         said = " ".join([*others, str(selection)]).strip() or "--force"
         raise ConfigError(

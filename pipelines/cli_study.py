@@ -89,7 +89,7 @@ def _prepared(
     address: str | None,
 ) -> "list[Prepared]":
     from pipelines.cli import settings_of
-    from pipelines.studies.definition import load_definition, study_names
+    from pipelines.studies.loading import load_definition, study_names
     from pipelines.studies.run import Options, prepare
 
     root = Path(settings_of([text for text in overrides if text.startswith("paths.root=")]).paths.root)

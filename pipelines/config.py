@@ -5,16 +5,17 @@
 Only the validated settings are hashed, logged and passed on. Nothing heavy is imported here.
 """
 
+import copy
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
@@ -33,20 +34,31 @@ _hydra_is_global = threading.Lock()  # Hydra keeps one composition per process
 
 
 def load_settings(overrides: Sequence[str]) -> ExperimentSettings:
-    """Compose `conf/` with the overrides a person typed, and validate the result.
+    """Compose `conf/` with the overrides a person typed, and validate the result: see `load_settings_each`."""
+    return load_settings_each(overrides, [{}])[0]
+
+
+def load_settings_each(overrides: Sequence[str], changes: Sequence[Mapping[str, int]]) -> list[ExperimentSettings]:
+    """Settings that differ in a few numbers, e.g. in their seeds: composed once, which is what takes the time.
 
     Args:
-        overrides: Hydra overrides, e.g. ["experiment=tiny", "seed=1"].
+        overrides: Hydra overrides, e.g. ["experiment=tiny", "algorithm.steps=20"].
+        changes: Values by dotted name, put in after all overrides as if typed last, e.g. [{"seed": 0}, {"seed": 1}].
 
     Returns:
-        The settings of a whole run; `paths.root` and local data and model paths are absolute.
+        For each of the changes the settings of a whole run; `paths.root` and local data and model paths are absolute.
 
     Raises:
         ConfigError: With every problem found: unknown keys, wrong values, impossible combinations.
     """
     usable, problems = check_overrides(overrides)
-    composed, references = _compose(usable, problems)
-    values = _with_absolute_paths(composed)
+    config = _compose(usable, problems)
+    return [_validated(*_resolve(config, changed, problems), problems) for changed in changes]
+
+
+def _validated(composed: dict[str, Any], references: dict[str, str], found: Sequence[str]) -> ExperimentSettings:
+    """The settings, if nothing is wrong with them and nothing was found before."""
+    values, problems = _with_absolute_paths(composed), list(found)
     failures: dict[str, str] = {}
     try:
         settings = ExperimentSettings(**values)
@@ -64,17 +76,28 @@ def to_yaml(settings: ExperimentSettings) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(settings.model_dump(mode="json")))
 
 
-def _compose(overrides: Sequence[str], problems: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The composed values, and for each setting that only repeats another one (`${seed}`) the other's name."""
+def _compose(overrides: Sequence[str], problems: Sequence[str]) -> DictConfig:
     with _hydra_is_global:
         GlobalHydra.instance().clear()
         try:
             with initialize_config_module("pipelines.conf", version_base="1.3"):
-                config = compose("config", overrides=list(overrides))
-            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            unresolved = OmegaConf.to_container(config)
+                return compose("config", overrides=list(overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError([*problems, _first_line(error)]) from None
+
+
+def _resolve(
+    composed: DictConfig, changed: Mapping[str, int], problems: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The composed values, and for each setting that only repeats another one (`${seed}`) the other's name."""
+    config = copy.deepcopy(composed)
+    try:
+        for key, value in changed.items():
+            OmegaConf.update(config, key, value)
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        unresolved = OmegaConf.to_container(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError([*problems, _first_line(error)]) from None
     assert isinstance(values, dict)
     assert isinstance(unresolved, dict)
     written = flatten({str(key): value for key, value in unresolved.items()})

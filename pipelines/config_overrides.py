@@ -32,6 +32,16 @@ def check_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return usable, problems
 
 
+def key_of(text: str) -> str:
+    """The setting, or the folder of conf/, that an override is about."""
+    return text.partition("=")[0].strip().lstrip("+~")
+
+
+def without_root(overrides: Sequence[str]) -> list[str]:
+    """What is to be computed, whatever the place: overrides but for `paths.root`."""
+    return [text for text in overrides if key_of(text) != "paths.root"]
+
+
 @cache
 def group_options() -> dict[str, list[str]]:
     """The files of each folder of conf/, by folder."""

@@ -27,7 +27,7 @@ def validation_problems(error: ValidationError) -> dict[str, str]:
     came: dict[str, object] = {}
     for detail in error.errors():
         key = _key(detail["loc"])
-        expected.setdefault(key, []).append(_expectation(detail["type"], detail.get("ctx", {}), detail["msg"]))
+        expected.setdefault(key, []).append(expectation(detail["type"], detail.get("ctx", {}), detail["msg"]))
         came.setdefault(key, detail["input"])
     return {key: _sentence(key, came[key], wanted) for key, wanted in expected.items()}
 
@@ -55,7 +55,8 @@ def _advice(key: str, value: object) -> str:
     return f"; quote it: '{key}=\"{shown(value)}\"'" if isinstance(value, bool | int | float) else ""
 
 
-def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
+def expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
+    """What pydantic expected, in words that follow "it must be"; its own message where there are none."""
     phrases: dict[str, Callable[[], str]] = {
         "int_type": lambda: "a whole number",
         "int_from_float": lambda: "a whole number",

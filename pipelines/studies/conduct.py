@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.config_errors import Refused
+from pipelines.config_overrides import without_root
 from pipelines.console import Console
 from pipelines.digests import sha256_of_text
 from pipelines.evidence import FINISHED, RECORDS, Evidence
@@ -132,7 +133,7 @@ class Conduct:
 
 def record_name(study: Definition, overrides: Sequence[str]) -> str:
     """The same for the same study, profile and overrides, however many seeds: it is gone on with, and added to."""
-    typed = sorted(text for text in overrides if not text.startswith("paths.root="))
+    typed = sorted(without_root(overrides))
     mark = f"-{sha256_of_text(repr(typed))[:6]}" if typed else ""
     return f"study-{study.name}-{study.profile}{mark}"
 

@@ -1,30 +1,17 @@
-"""What a study is: one YAML file, in conf/study or anywhere.
-
-    load_definition("kl", "laptop")  →  Definition, or ConfigError
-
-A profile (conf/study/_profiles.yaml, and the study's own `profiles`) sizes it: its base settings, its axes' values, its
-seeds.
-"""
+"""What a study is: the content of its YAML file, sized by a profile. `loading` reads it."""
 
 from collections.abc import Mapping
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from pipelines.config_errors import ConfigError, listed, nearest
+from pipelines.config_errors import listed
+from pipelines.config_overrides import key_of
+from pipelines.config_validation import shown
 from rloo_core.settings import Count, CountOrZero, NonNegative, Positive, Settings
 
-
-def shown(value: object) -> str:
-    """A value as it is written in an override and in a cell."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-Cell = dict[str, Annotated[str, BeforeValidator(shown)]]
+ValueName = Annotated[str, BeforeValidator(shown)]  # YAML reads some names as numbers or booleans
+Cell = dict[str, ValueName]
 """Value's name of each axis, by axis; a cell of the table. Axes that are left out may have any value."""
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -40,8 +27,8 @@ class Axis(Settings):
     """
 
     label: str
-    values: dict[str, Names]
-    at: dict[str, float] = Field(default_factory=dict)
+    values: Annotated[dict[ValueName, Names], Field(min_length=1)]
+    at: dict[ValueName, float] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -54,8 +41,19 @@ class Axis(Settings):
             raise ValueError(f"with `setting: {key}` come `values`, a list such as [0.1, 0.3]")
         rest = {name: value for name, value in given.items() if name != "setting"}
         numbers = {shown(v): float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)}
-        overrides = {shown(v): [f"{key}={shown(v)}"] for v in values}
-        return {"label": key, "at": numbers, **rest, "values": overrides}
+        at = numbers if len(numbers) == len(values) else {}
+        return {"label": key, "at": at, **rest, "values": {shown(v): [f"{key}={shown(v)}"] for v in values}}
+
+    @model_validator(mode="after")
+    def _a_number_for_each(self) -> Self:
+        if self.at and set(self.at) != set(self.values):
+            raise ValueError(f"`at` has {listed(self.at, 'and')}, but it must have each of the values, or none")
+        return self
+
+    @property
+    def fixes(self) -> set[str]:
+        """The settings that every one of its values sets."""
+        return set.intersection(*({key_of(text) for text in overrides} for overrides in self.values.values()))
 
 
 class Seeds(Settings):
@@ -64,6 +62,14 @@ class Seeds(Settings):
     count: Count
     first: CountOrZero = 0
     vary: Literal["policy", "everything"]
+
+    @property
+    def all(self) -> range:
+        """Every seed."""
+        return range(self.first, self.first + self.count)
+
+    def __str__(self) -> str:
+        return f"{self.all[0]} to {self.all[-1]}" if self.count > 1 else str(self.first)
 
 
 class Measure(Settings):
@@ -99,7 +105,15 @@ class Measure(Settings):
 
 
 class Table(Settings):
-    """One row a cell; with `against`, paired differences from that cell, corrected for their number (Holm)."""
+    """One row a cell.
+
+    Args:
+        caption: Above it.
+        measures: Its columns.
+        where: Only these cells.
+        against: Differences instead, paired by seed and corrected for their number (Holm): each cell less the one that
+            has these values, and on all other axes its own.
+    """
 
     caption: str
     measures: Names
@@ -122,7 +136,7 @@ class FigureWish(Settings):
 
     kind: Literal["curves", "axis", "against_kl", "bars"]
     caption: str
-    y: Names
+    y: Annotated[Names, Field(min_length=1)]
     x: str = "step"
     label: str = ""
     where: Cell = Field(default_factory=dict)
@@ -156,7 +170,8 @@ class Definition(Settings):
     """A study, sized by a profile.
 
     Args:
-        name: The file's.
+        name: The file's, without its ending.
+        file: What a person types: the name of a study of conf/study, or a path.
         profile: Which size.
         title: Above tables.
         question: What it is to answer.
@@ -173,6 +188,7 @@ class Definition(Settings):
     """
 
     name: str
+    file: str
     profile: str
     title: str
     question: str
@@ -198,150 +214,3 @@ class Definition(Settings):
     def matching(self, wanted: Mapping[str, str]) -> list[Cell]:
         """The cells that agree with `wanted`, in order."""
         return [cell for cell in self.cells if all(cell[axis] == value for axis, value in wanted.items())]
-
-
-def study_names() -> list[str]:
-    """The studies of conf/study."""
-    names = (file.name for file in _folder().iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name[0] != "_")
-
-
-def profile_names() -> list[str]:
-    """The profiles that every study has."""
-    return list(_yaml(_folder() / "_profiles.yaml", "_profiles"))
-
-
-def load_definition(study: str, profile: str, overrides: tuple[str, ...] = (), seeds: int | None = None) -> Definition:
-    """Read a study.
-
-    Args:
-        study: A name of conf/study, or a YAML file.
-        profile: Sizes it.
-        overrides: Settings of every point that a person typed; they win over the study's base, not over its axes.
-        seeds: Number of seeds, if not the profile's.
-
-    Raises:
-        ConfigError: If there is no such study or profile, or it says something impossible.
-    """
-    given = _read(study)
-    own = given.pop("profiles", None) or {}
-    common = _yaml(_folder() / "_profiles.yaml", "_profiles")
-    if profile not in {**common, **own}:
-        names = listed({**common, **own})
-        raise ConfigError(f"--profile {profile}: the profiles are {names}{nearest(profile, {**common, **own})}")
-    sized = _sized(given, common.get(profile) or {}, own.get(profile) or {})
-    sized["base"] = one_experiment([*sized["base"], *overrides])
-    if seeds is not None:
-        sized["seeds"] = {**sized.get("seeds", {}), "count": seeds}
-    named = {"measures": {}, **sized, "name": Path(study).stem, "profile": profile}
-    whole = _validated({**named, "axes": given.get("axes") or {}}, study)
-    _check(whole)
-    return _without_missing_cells(_validated(named, study))
-
-
-def _validated(values: dict[str, Any], study: str) -> Definition:
-    try:
-        return Definition(**values)
-    except ValidationError as error:
-        problems = [f"study {study}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(problems) from None
-
-
-def _without_missing_cells(study: Definition) -> Definition:
-    """A profile with fewer values leaves out the claims, tables and figures that name the others."""
-
-    def there(*cells: Mapping[str, str]) -> bool:
-        return all(not _wrong_cell(study, "", cell) for cell in cells)
-
-    return study.model_copy(
-        update={
-            "claims": tuple(each for each in study.claims if there(*(term.cell for term in each.contrast))),
-            "tables": tuple(each for each in study.tables if there(each.where, each.against)),
-            "figures": tuple(each for each in study.figures if there(each.where)),
-        }
-    )
-
-
-def one_experiment(overrides: list[str]) -> list[str]:
-    """Overrides where the last choice of each group counts, in the place of the first."""
-    kept: dict[str, str] = {}
-    for text in overrides:
-        kept[text.partition("=")[0]] = text
-    return list(kept.values())
-
-
-def _sized(given: dict[str, Any], *profiles: Mapping[str, Any]) -> dict[str, Any]:
-    """The study with what its profiles say: base is added to, axes and seeds are replaced key by key."""
-    common, own = profiles
-    base = [*(common.get("base") or []), *(given.get("base") or []), *(own.get("base") or [])]
-    axes = {**(given.get("axes") or {}), **(own.get("axes") or {})}
-    axes = {name: axis for name, axis in axes.items() if axis is not None}
-    seeds = {**(common.get("seeds") or {}), **(given.get("seeds") or {}), **(own.get("seeds") or {})}
-    rest = {k: v for each in profiles for k, v in each.items() if k not in ("base", "axes", "seeds", "about")}
-    return {**rest, **given, **{k: v for k, v in rest.items() if k in own}, "base": base, "axes": axes, "seeds": seeds}
-
-
-def _read(study: str) -> dict[str, Any]:
-    if study in study_names():
-        return _yaml(_folder() / f"{study}.yaml", study)
-    path = Path(study).expanduser()
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        return _yaml(path, study)
-    raise ConfigError(
-        f"there is no study {study}; conf/study has {listed(study_names(), 'and')}{nearest(study, study_names())}; "
-        f"a study of your own is a YAML file: rloo study my_study.yaml"
-    )
-
-
-def _yaml(path: Path | Traversable, name: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"study {name} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"study {name}: a mapping is expected (title, question, axes, ...), not {content!r}")
-    return content
-
-
-def _folder() -> Traversable:
-    return files("pipelines.conf") / "study"
-
-
-def _check(study: Definition) -> None:
-    """Refuse names that mean nothing, before any compute.
-
-    Raises:
-        ConfigError: With every problem.
-    """
-    problems = [
-        f"axes.{name}: an axis needs at least one value" for name, axis in study.axes.items() if not axis.values
-    ]
-    places = [(f"tables.{i}", table.where) for i, table in enumerate(study.tables)]
-    places += [(f"tables.{i}.against", table.against) for i, table in enumerate(study.tables)]
-    places += [(f"figures.{i}", figure.where) for i, figure in enumerate(study.figures)]
-    places += [(f"claims.{i}", term.cell) for i, claim in enumerate(study.claims) for term in claim.contrast]
-    problems += [problem for place, cell in places for problem in _wrong_cell(study, place, cell)]
-    used = [(f"tables.{i}", name) for i, table in enumerate(study.tables) for name in table.measures]
-    used += [(f"claims.{i}", claim.measure) for i, claim in enumerate(study.claims)]
-    used += [(f"figures.{i}", y) for i, f in enumerate(study.figures) if f.kind in ("axis", "bars") for y in f.y]
-    problems += [f"{place}: there is no measure {name}{nearest(name, study.measures)}"
-                 for place, name in used if name not in study.measures]  # fmt: skip
-    problems += [f"figures.{i}.x: there is no axis {f.x}{nearest(f.x, study.axes)}"
-                 for i, f in enumerate(study.figures) if f.kind == "axis" and f.x not in study.axes]  # fmt: skip
-    numbers = {name for name, axis in study.axes.items() if axis.at}
-    shares = {name: each.share_of for name, each in study.measures.items() if each.share_of}
-    problems += [
-        f"measures.{m}.share_of: {axis} is no axis of numbers" for m, axis in shares.items() if axis not in numbers
-    ]
-    if problems:
-        raise ConfigError([f"study {study.name}: {problem}" for problem in problems])
-
-
-def _wrong_cell(study: Definition, place: str, cell: Mapping[str, str]) -> list[str]:
-    found = []
-    for axis, value in cell.items():
-        if axis not in study.axes:
-            found.append(f"{place}: there is no axis {axis}; the axes are {listed(study.axes, 'and')}")
-        elif value not in study.axes[axis].values:
-            found.append(f"{place}: {axis} has no value {value}; it has {listed(study.axes[axis].values, 'and')}")
-    return found

@@ -1,13 +1,14 @@
 """The points of a study: each cell with each seed, as overrides; and what several of them need, to be made first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.config import load_settings
+from pipelines.config import load_settings_each
 from pipelines.config_errors import ConfigError
 from pipelines.digests import sha256_of_text
 from pipelines.fingerprint import read_settings
-from pipelines.studies.definition import Cell, Definition, one_experiment
+from pipelines.studies.definition import Cell, Definition, Seeds
+from pipelines.studies.loading import last_of_each
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 
@@ -56,22 +57,41 @@ def points_of(study: Definition, root: str) -> list[Point]:
     Raises:
         ConfigError: If the settings of a point are wrong; nothing has been started.
     """
-    points: list[Point] = []
-    problems: list[str] = []
-    seeds = range(study.seeds.first, study.seeds.first + study.seeds.count)
-    for seed in seeds:
-        for cell in study.cells:
-            name = ", ".join([*(f"{axis}={value}" for axis, value in cell.items()), f"seed={seed}"])
-            overrides = _overrides(study, cell, seed, root)
-            try:
-                points.append(Point(name, cell, seed, overrides, load_settings(overrides), study.until))
-            except ConfigError as error:
-                problems += [
-                    f"study {study.name}, {name.rpartition(', ')[0] or name}: {each}" for each in error.problems
-                ]
-        if problems:
-            raise ConfigError(problems)
-    return points
+    cells: list[list[Point]] = []
+    problems: dict[str, list[str]] = {}
+    for cell in study.cells:
+        try:
+            cells.append(_points_of_cell(study, cell, root))
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(_name(cell))
+    if problems:
+        raise ConfigError([_told(study, problem, names) for problem, names in problems.items()])
+    return [point for points in zip(*cells, strict=True) for point in points]
+
+
+def _points_of_cell(study: Definition, cell: Cell, root: str) -> list[Point]:
+    """A cell's points: composed once, since only seeds differ."""
+    seeds = {seed: _seeds(study.seeds, seed) for seed in study.seeds.all}
+    common = _overrides(study, cell, root)
+    settings = load_settings_each(common, list(seeds.values()))
+    typed = [(*common, *(f"{key}={value}" for key, value in each.items())) for each in seeds.values()]
+    name = _name(cell)
+    return [
+        Point(f"{name}, seed={seed}" if name else f"seed={seed}", cell, seed, overrides, each, study.until)
+        for seed, overrides, each in zip(seeds, typed, settings, strict=True)
+    ]
+
+
+def _name(cell: Cell) -> str:
+    return ", ".join(f"{axis}={value}" for axis, value in cell.items())
+
+
+def _told(study: Definition, problem: str, names: Sequence[str]) -> str:
+    """A problem with the cells that have it, where not all do."""
+    where = "" if len(names) == len(study.cells) else f", {names[0]}"
+    more = f" ({len(names) - 1} more such points)" if where and len(names) > 1 else ""
+    return f"study {study.file}{where}: {problem}{more}"
 
 
 def shared(points: Sequence[Point]) -> list[dict[str, Point]]:
@@ -90,14 +110,16 @@ def shared(points: Sequence[Point]) -> list[dict[str, Point]]:
     return waves
 
 
-def _overrides(study: Definition, cell: Mapping[str, str], seed: int, root: str) -> tuple[str, ...]:
+def _overrides(study: Definition, cell: Cell, root: str) -> list[str]:
+    """All of a point's overrides but its seeds."""
     own = [override for axis, value in cell.items() for override in study.axes[axis].values[value]]
-    varied = (
-        [f"seed={seed}"]
-        if study.seeds.vary == "everything"
-        else [f"seed={study.seeds.first}", f"algorithm.seed={seed}", f"evaluation.seed={seed}"]
-    )
-    return tuple(one_experiment([*OF_A_STUDY, *study.base, *own, *varied, f"paths.root={root}"]))
+    return last_of_each([*OF_A_STUDY, *study.base, *own, f"paths.root={root}"])
+
+
+def _seeds(seeds: Seeds, seed: int) -> dict[str, int]:
+    if seeds.vary == "everything":
+        return {"seed": seed}
+    return {"seed": seeds.first, "algorithm.seed": seed, "evaluation.seed": seed}
 
 
 def _ancestry(stage: str) -> list[str]:

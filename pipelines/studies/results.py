@@ -125,12 +125,11 @@ class Results:
 
     def _facts(self) -> list[tuple[str, str]]:
         study = self.study
-        seeds = range(study.seeds.first, study.seeds.first + study.seeds.count)
         facts = [
             ("profile", study.profile),
             ("settings", " ".join(study.base)),
             ("points", f"{len(self.found.results)} finished, {len(self.failed)} failed"),
-            ("seeds", f"{seeds[0]} to {seeds[-1]} ({len(seeds)}); a seed {OF_A_SEED[study.seeds.vary]}"),
+            ("seeds", f"{study.seeds} ({study.seeds.count}); a seed {OF_A_SEED[study.seeds.vary]}"),
             ("intervals", "95 % t intervals over seeds; differences are paired by seed, with the same prompts"),
         ]
         if study.claims:

@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines import environment
 from pipelines.config_errors import ConfigError
+from pipelines.config_overrides import without_root
 from pipelines.console import Console
 from pipelines.digests import write_atomically
 from pipelines.evidence import FAILED, FINISHED, KILLED
@@ -135,8 +136,7 @@ def run_study(
     with only_once(options.root, record):
         tracking = prepared.points[0].settings.tracking
         run = StudyRun(options.root, record, tracking, console.warning, console.line)
-        own = [text for text in options.overrides if not text.startswith("paths.root=")]
-        run.start(study, {"study": study.name, "profile": study.profile, "overrides": own})
+        run.start(study, parameters_of(prepared))
         status = KILLED
         try:
             conduct = Conduct(study, prepared.points, run, console, Progress(len(prepared.points), prepared.workers))
@@ -247,13 +247,11 @@ def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
     """The same inside a flow run. If Prefect fails after the results are there, the study has not failed."""
     from pipelines.studies import flow
 
-    options, found = prepared.options, []
+    options = prepared.options
+    found: list[StudyPage] = []
     runner = flow.task_runner(options.runner, prepared.workers, options.address)
-    own = [text for text in options.overrides if not text.startswith("paths.root=")]
-    study = prepared.study
-    parameters = {"study": study.name, "profile": study.profile, "overrides": own, "seeds": study.seeds.count}
     try:
-        flow.run_as_flow(lambda: found.append(in_flow(prepared, console)), parameters, runner, api_url)
+        flow.run_as_flow(lambda: found.append(in_flow(prepared, console)), parameters_of(prepared), runner, api_url)
     except Exception as error:
         if not found:
             raise
@@ -286,8 +284,12 @@ def to_do(prepared: Prepared) -> list[str]:
 
 def command_of(prepared: Prepared) -> str:
     """What computes the study again."""
-    options, study = prepared.options, prepared.study
-    own = [text for text in options.overrides if not text.startswith("paths.root=")]
-    return shlex.join(
-        ["rloo", "study", study.name, "--profile", study.profile, "--seeds", str(study.seeds.count), *own]
-    )
+    typed = parameters_of(prepared)
+    options = ["--profile", typed["profile"], "--seeds", str(typed["seeds"])]
+    return shlex.join(["rloo", "study", typed["study"], *options, *typed["overrides"]])
+
+
+def parameters_of(prepared: Prepared) -> dict[str, Any]:
+    """The parameters of `rloo study`, and of its flow, that compute this."""
+    study, own = prepared.study, without_root(prepared.options.overrides)
+    return {"study": study.file, "profile": study.profile, "overrides": own, "seeds": study.seeds.count}

@@ -59,12 +59,11 @@ class StudyRun:
         if state.status != RUNNING or (self.evidence.directory / SETTINGS).exists():
             self.evidence.take_up("")
         state.name, state.typed = f"study {study.name}", dict(typed)
-        seeds = range(study.seeds.first, study.seeds.first + study.seeds.count)
         state.tags |= {
             "study": study.name,
             "profile": study.profile,
             "record": self.evidence.directory.name,
-            "seeds": f"{seeds[0]} to {seeds[-1]}, {study.seeds.vary}",
+            "seeds": f"{study.seeds}, {study.seeds.vary}",
             "mlflow.note.content": f"{study.title}\n\n{study.question}",
         }
         self.evidence.write(SETTINGS, json.dumps(study.model_dump(mode="json"), indent=1))
