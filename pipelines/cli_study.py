@@ -115,17 +115,30 @@ def _run(found: "list[Prepared]", use_prefect: bool, together: bool) -> int:
         return explain(error, console, root / "logs" / "study-errors.log", root)
 
 
+def _workers(prepared: "Prepared") -> dict[str, Any]:
+    """How many points at a time; or why none, where a study is only looked at on a machine that is too small for it."""
+    from pipelines.config_errors import ConfigError
+
+    try:
+        return {"workers": prepared.workers}
+    except ConfigError as error:
+        if prepared.options.workers or prepared.options.memory:
+            raise
+        return {"workers": None, "why_not": f"none on this machine ({error})"}
+
+
 def _show(found: "list[Prepared]", as_json: bool) -> None:
     """What would run; exit code 0 if nothing, else 3."""
     from pipelines.studies.run import to_do
 
     rows: list[dict[str, Any]] = [{"study": each.study.name, "profile": each.study.profile, "points": len(each.points),
-             "workers": each.workers, "to_run": to_do(each)} for each in found]  # fmt: skip
+             **_workers(each), "to_run": to_do(each)} for each in found]  # fmt: skip
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
         for row in rows:
-            print(f"{row['study']}, {row['profile']}: {row['points']} points, {row['workers']} at a time; to run:")
+            many = f"{row['workers']} at a time" if row["workers"] else row["why_not"]
+            print(f"{row['study']}, {row['profile']}: {row['points']} points, {many}; to run:")
             for name in row["to_run"] or ["nothing"]:
                 print(f"  {name}")
     if any(row["to_run"] for row in rows):

@@ -18,6 +18,8 @@ from rloo_core.settings import ExperimentSettings
 # ${name:...} calls a resolver (oc.env reads the environment); a ${ within a ${ can spell one out.
 RESOLVER = re.compile(r"\$\{[^}]*(:|\$\{)")
 
+STUDY = "study"
+
 
 def check_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split overrides into those that can be composed and sentences about those that cannot."""
@@ -44,8 +46,8 @@ def without_root(overrides: Sequence[str]) -> list[str]:
 
 @cache
 def group_options() -> dict[str, list[str]]:
-    """The files of each folder of conf/, by folder."""
-    folders = [folder for folder in files("pipelines.conf").iterdir() if folder.is_dir()]
+    """The files of each folder of conf/, by folder; conf/study holds no settings of a run."""
+    folders = [folder for folder in files("pipelines.conf").iterdir() if folder.is_dir() and folder.name != STUDY]
     names = {folder.name: sorted(file.name for file in folder.iterdir()) for folder in folders}
     yaml = {
         group: [n.removesuffix(".yaml") for n in found if n.endswith(".yaml") and n[0] != "_"]
@@ -159,6 +161,8 @@ def _empty(text: str, key: str) -> str | None:
 
 def _misnamed(override: Override) -> str | None:
     key, value = override.key_or_group, override.value()
+    if key == STUDY:
+        return f"{override.input_line}: a study is no setting of a run; start it with rloo study {value}"
     if key in group_options():
         return _wrong_option(key, value)
     if key in sections():

@@ -23,10 +23,15 @@ def workers(threads: int, memory: float, wanted: int | None = None, budget: floa
     """
     available = budget if budget is not None else SHARE * free_memory()
     fitting = int(available / memory)
-    if fitting < 1 or (wanted or 0) > fitting:
+    if fitting < 1:
         raise ConfigError(
-            f"{wanted or 1} points at a time need {(wanted or 1) * memory:.1f} GiB ({memory:.1f} each: `memory` of the "
-            f"study), but {available:.1f} GiB may be used; lower --workers, or raise --memory"
+            f"a point may take {memory:.1f} GiB (`memory` of the study), but {available:.1f} GiB may be used; free "
+            f"some memory, or say with --memory how much all points may take"
+        )
+    if wanted is not None and wanted > fitting:
+        raise ConfigError(
+            f"--workers {wanted}: so many points take {wanted * memory:.1f} GiB ({memory:.1f} each: `memory` of the "
+            f"study), but {available:.1f} GiB may be used; set --workers to at most {fitting}, or raise --memory"
         )
     return wanted or max(1, min(fitting, len(os.sched_getaffinity(0)) // threads))
 

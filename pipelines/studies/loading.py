@@ -32,6 +32,11 @@ def study_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name[0] != "_")
 
 
+def profile_names() -> list[str]:
+    """The profiles that every study has."""
+    return list(_profiles(_yaml(_folder() / "_profiles.yaml")))
+
+
 def load_definition(study: str, profile: str, overrides: Sequence[str] = (), seeds: int | None = None) -> Definition:
     """Read a study.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,34 +67,40 @@ class Prepared:
         study: What is studied.
         points: All of it.
         options: How.
-        workers: Points at a time.
     """
 
     study: Definition
     points: Sequence[Point]
     options: Options
-    workers: int
+
+    @cached_property
+    def workers(self) -> int:
+        """Points at a time.
+
+        Raises:
+            ConfigError: If not even one point fits into this machine now.
+        """
+        threads = max(point.settings.compute.threads * point.settings.compute.processes for point in self.points)
+        fitting = workers(threads, self.study.memory, self.options.workers, self.options.memory)
+        return min(fitting, len(self.points))
 
 
 def prepare(study: Definition, options: Options) -> Prepared:
-    """Compose every point and look at the machine; nothing is started.
+    """Compose every point; nothing is started, and nothing asked of this machine.
 
     Raises:
-        ConfigError: If the settings of a point are wrong, or not even one point fits.
+        ConfigError: If the settings of a point are wrong.
     """
-    points = points_of(study, str(options.root))
-    processes = max(point.settings.compute.processes for point in points)
-    threads = max(point.settings.compute.threads for point in points) * processes
-    many = workers(threads, study.memory, options.workers, options.memory)
-    return Prepared(study, points, options, min(many, len(points)))
+    return Prepared(study, points_of(study, str(options.root)), options)
 
 
 def check(prepared: Prepared) -> None:
     """What must hold before any compute, once for all points.
 
     Raises:
-        ConfigError: If a device or a reward function is not there.
+        ConfigError: If a device or a reward function is not there, or not even one point fits.
     """
+    assert prepared.workers
     from pipelines.own_functions import check_own_functions  # here: they load torch
     from rloo_core.trainer import check_device
 
