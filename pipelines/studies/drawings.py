@@ -28,8 +28,9 @@ def _curves(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure |
     axes = found.axes_of(cells)
     series = []
     for cell in cells:
-        measured = [result.measured(wish.y[0], wish.x) for result in found.of_cell(cell)]
-        if all(xs for xs, _ in measured):
+        every = [result.measured(wish.y[0], wish.x) for result in found.of_cell(cell)]
+        measured = [(xs, values) for xs, values in every if xs and xs == every[0][0]]
+        if measured:
             series.append(Series(found.name_of(cell, axes), measured[0][0], [values for _, values in measured]))
     return curves(series, wish.x, wish.label or wish.y[0], wish.log_x) if series else None
 
@@ -65,11 +66,12 @@ def _against_kl(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figu
 
 def _bars(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure | None":
     """A measure, one bar a cell: grouped by the first axis, told apart by the others."""
-    first, *others = found.axes_of(cells)
+    axes = found.axes_of(cells)
     rows = [
-        Bar(cell[first], list(found.values(wish.y[0], cell, cells).values()), found.name_of(cell, others))
+        Bar(found.name_of(cell, axes[:1]), list(found.values(wish.y[0], cell, cells).values()),
+            found.name_of(cell, axes[1:]))
         for cell in cells
-    ]
+    ]  # fmt: skip
     return bars(rows, _label(found, wish)) if any(row.seeds for row in rows) else None
 
 

@@ -89,7 +89,7 @@ def task_runner(kind: str, workers: int, address: str | None) -> Any:
         return ThreadPoolTaskRunner(max_workers=workers)
     try:
         if kind == "dask":
-            from prefect_dask.task_runners import DaskTaskRunner
+            from prefect_dask import DaskTaskRunner
 
             if address:
                 return DaskTaskRunner(address=address)

@@ -1,6 +1,7 @@
 """Numbers read off a point's results: its summaries, and the curve of its training."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +34,19 @@ class Result:
     completions: int
 
     def measured(self, metric: str, over: str = "step") -> tuple[list[float], list[float]]:
-        """The steps (or completions) where a metric was measured, and its values."""
+        """The steps (or completions) where a metric was measured, and its values; none if it ever was no number."""
         scale = self.completions if over == "completions" else 1
-        rows = [row for row in self.curve if metric in row]
+        rows = self._rows(metric)
         return [row["step"] * scale for row in rows], [row[metric] for row in rows]
 
     def trajectory(self, metric: str) -> list[tuple[float, float]]:
-        """KL to the reference and a metric, wherever both were measured."""
-        return [(row[KL], row[metric]) for row in self.curve if metric in row and KL in row]
+        """KL to the reference and a metric, wherever both were measured; empty if one of them ever was no number."""
+        return [(row[KL], row[metric]) for row in self._rows(metric, KL)]
+
+    def _rows(self, *metrics: str) -> Curve:
+        """Where all of these were measured. A training that diverged has no curve: a part of it would mislead."""
+        rows = [row for row in self.curve if all(metric in row for metric in metrics)]
+        return rows if all(math.isfinite(row[metric]) for row in rows for metric in metrics) else []
 
 
 def read_result(store: Store, fingerprints: Mapping[str, str], cell: Cell, seed: int, completions: int) -> Result:
@@ -57,29 +63,34 @@ def read_result(store: Store, fingerprints: Mapping[str, str], cell: Cell, seed:
     return Result(cell, seed, summary, _curve(store.path("policy", fingerprints["policy"]) / HISTORY), completions)
 
 
-def value(measure: Measure, result: Result, kl: float | None = None) -> float | None:
-    """The measure of a point; None where it has none.
+def value(measure: Measure, result: Result, kl: float | None = None, divided: float | None = None) -> float | None:
+    """The measure of a point; None where it has none, or none that is finite.
 
     Args:
         measure: Which.
         result: The point's.
         kl: The common KL, for measures at matched KL.
+        divided: The axis' number, for measures that are a share of it.
     """
+    found = _read(measure, result, kl)
+    if found is not None and divided is not None:
+        found = divided / found if found else None
+    return found * measure.scale if found is not None and math.isfinite(found) else None
+
+
+def _read(measure: Measure, result: Result, kl: float | None) -> float | None:
     if measure.take is None:
-        found = result.summary.get(measure.of)
-    elif measure.take == "at_kl":
+        return result.summary.get(measure.of)
+    if measure.take == "at_kl":
         points = result.trajectory(measure.of)
         target = kl if measure.is_common else float(measure.kl)
-        kls, values = [kl for kl, _ in points], [each for _, each in points]
-        found = at_kl(kls, values, target) if points and target is not None else None
-    else:
-        found = _of_curve(measure, *result.measured(measure.of, measure.over))
-    return None if found is None else found * measure.scale
+        return at_kl([x for x, _ in points], [y for _, y in points], target) if points and target is not None else None
+    return _of_curve(measure, *result.measured(measure.of, measure.over))
 
 
 def common(results: Sequence[Result]) -> float | None:
     """The largest KL that all of these reached while they trained."""
-    kls = [[row[KL] for row in result.curve if KL in row] for result in results]
+    kls = [result.measured(KL)[1] for result in results]
     return common_kl(kls) if kls and all(kls) else None
 
 

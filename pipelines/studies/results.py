@@ -112,7 +112,7 @@ class Results:
         means = {}
         for name in self.study.measures:
             for cell in self.study.cells:
-                values = list(self.found.values(name, cell).values())
+                values = list(self.found.values(name, cell, self.study.cells).values())
                 if values:
                     means[f"{name}/{_slug(cell)}"] = sum(values) / len(values)
         return {"points": float(len(self.found.results)), "failed": float(len(self.failed)), **means}
@@ -121,7 +121,9 @@ class Results:
         """All of it for programs."""
         study = self.study.model_dump(mode="json")
         failed = [list(each) for each in self.failed]
-        return json.dumps({"study": study, "command": self.command, "failed": failed, **self.rows()}, indent=1)
+        return json.dumps(
+            {"study": study, "command": self.command, "failed": failed, **self.rows()}, indent=1, allow_nan=False
+        )
 
     def _facts(self) -> list[tuple[str, str]]:
         study = self.study

@@ -38,23 +38,29 @@ def _mean(found: Values, name: str, cell: Cell, cells: Sequence[Cell]) -> str:
 
 
 def _differences(found: Values, wish: Wish, cells: Sequence[Cell]) -> Table:
-    """Each cell less one, paired by seed, corrected for all comparisons of the table."""
-    base = found.study.matching(wish.against)[0]
+    """Each cell less the one it is compared with, paired by seed, corrected for all comparisons of the table."""
     axes = found.axes_of(cells)
-    compared = [(name, cell) for cell in cells if cell != base for name in wish.measures]
-    contrasts = [found.paired(name, cell, base) for name, cell in compared]
-    corrected = iter(holm([each.p for each in contrasts if each is not None]))
+    bases = [(cell, {**cell, **wish.against}) for cell in cells]
+    compared = [(name, cell, base) for cell, base in bases if cell != base for name in wish.measures]
+    contrasts = [found.paired(*each) for each in compared]
+    there = [each.p for each in contrasts if each is not None]
+    corrected = iter(holm(there))
     rows = []
-    for (name, cell), each in zip(compared, contrasts, strict=True):
+    for (name, cell, _), each in zip(compared, contrasts, strict=True):
         measure = found.study.measures[name]
         tested = [MISSING] * 5 if each is None else _tested(each, next(corrected), measure.digits)
         rows.append([*(cell[axis] for axis in axes), measure.label, *tested])
     columns = [*_labels(found, axes), "measure", "difference", "95 %", "p, Holm", "effect", "seeds"]
-    note = (
-        f"Less {found.name_of(base, axes)}, paired by seed; p corrected for the {len(rows)} comparisons of this table. "
+    return Table(wish.caption, columns, rows, _about_differences(found, wish, len(there)))
+
+
+def _about_differences(found: Values, wish: Wish, comparisons: int) -> str:
+    base = found.name_of(wish.against, [axis for axis in found.study.axes if axis in wish.against])
+    many = f"{comparisons} comparisons" if comparisons != 1 else "1 comparison"
+    return (
+        f"Less {base}, paired by seed; p corrected for the {many} of this table. "
         f"Effect: difference / standard deviation over seeds."
     )
-    return Table(wish.caption, columns, rows, note)
 
 
 def _tested(found: Contrast, corrected: float, digits: int) -> list[str]:

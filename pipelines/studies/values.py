@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipelines.studies.definition import Cell, Claim, Definition
+from pipelines.studies.definition import Cell, Claim, Definition, Measure
 from pipelines.studies.measures import Result, common, value
 from rloo_core.evaluation.across_seeds import Contrast, contrast
 
@@ -40,17 +40,17 @@ class Values:
         """
         measure = self.study.measures[name]
         kls = self.common(compared or [cell]) if measure.is_common else {}
-        found = {each.seed: value(measure, each, kls.get(each.seed)) for each in self.of_cell(cell)}
-        whole = {seed: each for seed, each in found.items() if each is not None}
-        if measure.share_of is None:
-            return whole
-        number = self.study.axes[measure.share_of].at[cell[measure.share_of]]
-        return {seed: number / each for seed, each in whole.items() if each}
+        divided = self._divided(measure, cell)
+        found = {each.seed: value(measure, each, kls.get(each.seed), divided) for each in self.of_cell(cell)}
+        return {seed: each for seed, each in found.items() if each is not None}
 
     def of_point(self, name: str, result: Result) -> float | None:
         """A measure of one point; None where it has none by itself."""
         measure = self.study.measures[name]
-        return None if measure.is_common or measure.share_of else value(measure, result)
+        return None if measure.is_common else value(measure, result, divided=self._divided(measure, result.cell))
+
+    def _divided(self, measure: Measure, cell: Cell) -> float | None:
+        return None if measure.share_of is None else self.study.axes[measure.share_of].at[cell[measure.share_of]]
 
     def common(self, cells: Sequence[Cell]) -> dict[int, float | None]:
         """For each seed the largest KL that all these cells reach."""

@@ -1,0 +1,277 @@
+"""Measures, tables, claims and verdicts of made-up results, against numbers worked by hand."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from pipelines.studies.definition import Measure
+from pipelines.studies.measures import Result, common, value
+from pipelines.studies.results import Results
+from pipelines.studies.tables import table
+from pipelines.studies.values import Values
+from tests.pipelines.studies.examples import small
+
+KL, T_2 = "validation/kl", 4.302652729749464  # 97.5 % quantile of t with 2 degrees of freedom
+
+
+def result(cell, seed, gold, kls=(0.0, 1.0, 2.0), std=2.0):
+    curve = [{"step": step, "gold": y, KL: x} for step, (y, x) in enumerate(zip(gold, kls, strict=True), start=1)]
+    curve.insert(1, {"step": 1.5, "loss": 0.0})  # steps without a measurement
+    return Result(cell, seed, {"std": std}, curve, completions=32)
+
+
+def cell(method, sigma):
+    return {"method": method, "sigma": sigma}
+
+
+RLOO_0, RLOO_3, RAFT_0, RAFT_3 = cell("rloo", "0.0"), cell("rloo", "3.0"), cell("raft", "0.0"), cell("raft", "3.0")
+# gold reward after the last step, by seed
+LAST = {
+    ("rloo", "0.0"): [5.0, 6.0, 7.0],
+    ("rloo", "3.0"): [4.0, 4.0, 4.0],
+    ("raft", "0.0"): [5.0, 5.0, 5.0],
+    ("raft", "3.0"): [1.0, 0.0, 2.0],
+}
+ROBUST = {
+    "says": "RAFT loses more than RLOO",
+    "measure": "gold",
+    "contrast": [
+        {"weight": 1, "cell": RAFT_0}, {"weight": -1, "cell": RAFT_3},
+        {"weight": -1, "cell": RLOO_0}, {"weight": 1, "cell": RLOO_3},
+    ],
+    "margin": 0.1,
+}  # fmt: skip
+
+
+def results():
+    return [
+        result(cell(*of), seed, [0.0, each + 1.0, each])
+        for of, column in LAST.items() for seed, each in enumerate(column)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def found(tmp_path):
+    return lambda given=None, **changes: Values(small(tmp_path, **changes), results() if given is None else given)
+
+
+# one point
+
+
+def of(take, metric="gold", **more):
+    return Measure(label="x", of=metric, take=take, **more)
+
+
+UP_AND_DOWN = result(RLOO_0, 0, [1.0, 4.0, 3.0], kls=[0.0, 2.0, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        (of("first"), 1.0),
+        (of("last"), 3.0),
+        (of("last", scale=100.0), 300.0),
+        (of("peak"), 4.0),
+        (of("mean"), 8 / 3),
+        (of("drop"), 1.0),
+        (of("first_reach", level=2.5), 1.5),  # half way from step 1 to step 2
+        (of("first_reach", level=2.5, over="completions"), 48.0),  # 32 a step
+        (of("first_reach", level=4.5), None),
+        (of("at_kl", kl=0.5), 1.75),  # a quarter of the way from 1 to 4
+        (of("at_kl", kl=2.5), None),
+        (of("at_kl"), None),  # common to what?
+        (of(None, "std"), 2.0),
+        (of(None, "nothing"), None),
+        (of("last", "nothing"), None),
+    ],
+)
+def test_a_measure_of_one_point(measure, expected):
+    assert value(measure, UP_AND_DOWN) == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("take", ["first", "last", "peak", "mean", "drop", "first_reach", "at_kl"])
+def test_a_training_that_diverged_has_no_measure(take):
+    for broken in (math.nan, math.inf):
+        assert value(of(take, kl=0.5), result(RLOO_0, 0, [1.0, broken, 3.0])) is None
+        assert value(of(None, "std"), result(RLOO_0, 0, [1.0, 2.0, 3.0], std=broken)) is None
+
+
+def test_the_common_kl_is_the_least_of_the_largest():
+    far, near = result(RLOO_0, 0, [0, 0, 0], [0.0, 3.0, 2.0]), result(RAFT_0, 0, [0, 0, 0], [0.0, 1.0, 1.5])
+    assert common([far, near]) == 1.5
+    assert common([far, Result(RAFT_0, 0, {}, [{"step": 1}], 32)]) is None
+    assert common([far, result(RAFT_0, 0, [0, 0, 0], [0.0, math.nan, 1.0])]) is None
+    assert common([]) is None
+
+
+# cells
+
+
+def test_matched_kl_is_matched_seed_by_seed_among_what_is_compared(found):
+    """Gold rises by 1 a nat for rloo, by 2 for raft; the least KL is raft's: 1 for seed 0, 2 for seed 1."""
+    rising = [
+        *(result(RLOO_0, seed, [0.0, 2.0, 4.0], [0.0, 2.0, 4.0]) for seed in (0, 1)),
+        *(result(RAFT_0, seed, [0.0, end, 2 * end], [0.0, end / 2, end]) for seed, end in enumerate([1.0, 2.0])),
+    ]
+    values = found(rising)
+    assert values.common([RLOO_0, RAFT_0]) == {0: 1.0, 1: 2.0}
+    assert values.values("at", RLOO_0, [RLOO_0, RAFT_0]) == pytest.approx({0: 1.0, 1: 2.0})
+    assert values.values("at", RAFT_0, [RLOO_0, RAFT_0]) == pytest.approx({0: 2.0, 1: 4.0})
+    assert values.values("at", RLOO_0) == pytest.approx({0: 4.0, 1: 4.0})
+    assert values.paired("at", RLOO_0, RAFT_0).difference == pytest.approx(-1.5)
+    numbers = Results(values, [], "").numbers()
+    assert numbers["at/method=rloo/sigma=0.0"] == pytest.approx(1.5)  # MLflow's list shows what the tables show
+
+
+def test_a_share_is_the_axis_number_by_the_measure(found):
+    given = [result(RLOO_3, 0, [0, 0, 0], std=2.0), result(RLOO_3, 1, [0, 0, 0], std=0.0), result(RLOO_0, 0, [0, 0, 0])]
+    assert found(given).values("share", RLOO_3) == {0: 1.5}  # σ = 3 by a standard deviation of 2
+    assert found(given).values("share", RLOO_0) == {0: 0.0}
+    assert found(given).of_point("share", given[0]) == 1.5
+    measures = {"share": {"label": "x", "of": "std", "share_of": "sigma", "scale": 100.0}}
+    assert found(given, measures=measures).values("share", RLOO_3) == {0: 150.0}
+
+
+def test_paired_differences(found):
+    contrast = found().paired("gold", RLOO_0, RAFT_0)  # 0, 1, 2
+    half = T_2 / math.sqrt(3)
+    assert contrast[:3] == pytest.approx((1.0, 1.0 - half, 1.0 + half))
+    assert contrast.p == pytest.approx(0.2254033)  # t = √3, 2 degrees of freedom: 1 - √(3/5)
+    assert (contrast.seeds, contrast.effect) == (3, pytest.approx(1.0))
+
+
+def test_pairs_are_of_the_seeds_that_both_have(found):
+    given = [each for each in results() if (each.cell, each.seed) != (RAFT_0, 1)]
+    contrast = found(given).paired("gold", RLOO_0, RAFT_0)  # 0 and 2
+    assert (contrast.difference, contrast.seeds) == (pytest.approx(1.0), 2)
+    assert found(given[:4]).paired("gold", RLOO_0, RAFT_0) is None
+
+
+def test_a_claims_contrast_is_a_difference_of_differences(found):
+    """RAFT loses 4, 5, 3; RLOO 1, 2, 3."""
+    values = found(claims=[ROBUST])
+    assert values.sums(values.study.claims[0]) == pytest.approx({0: 3.0, 1: 3.0, 2: 0.0})
+
+
+def test_a_term_that_names_several_cells_is_their_mean(found):
+    contrast = [{"weight": 2, "cell": {"method": "rloo"}}, {"weight": -1, "cell": RAFT_0}]
+    values = found(claims=[ROBUST | {"contrast": contrast}])
+    assert values.sums(values.study.claims[0]) == pytest.approx({0: 4.0, 1: 5.0, 2: 6.0})  # 2 * (5 + 4) / 2 - 5, ...
+
+
+# tables
+
+
+def test_a_table_of_means(found):
+    values = found(tables=[{"caption": "All", "measures": ["gold"]}])
+    made = table(values, values.study.tables[0])
+    assert made.columns == ["method", "σ", "gold reward"]
+    half = T_2 / math.sqrt(3)
+    assert made.rows == [
+        ["rloo", "0.0", f"6.00 ± {half:.2f}"], ["rloo", "3.0", "4.00 ± 0.00"],
+        ["raft", "0.0", "5.00 ± 0.00"], ["raft", "3.0", f"1.00 ± {half:.2f}"],
+    ]  # fmt: skip
+
+
+def test_a_table_says_what_is_missing(found):
+    given = [result(RLOO_0, 0, [0, 0, -1.0]), result(RLOO_0, 2, [0, 0, -1.0]), result(RLOO_3, 1, [0, 0, 2.0])]
+    values = found(given, tables=[{"caption": "", "measures": ["gold", "at"], "where": {"method": "rloo"}}])
+    made = table(values, values.study.tables[0])
+    assert made.columns[0] == "σ"
+    assert [row[1] for row in made.rows] == ["−1.00 ± 0.00 (n = 2)", "2.00 (n = 1)"]
+    assert made.note == "Matched KL: for each seed the largest that all rows reach, 2.00 to 2.00 nats."
+
+
+def test_differences_are_between_cells_that_agree_on_all_other_axes(found):
+    """raft - rloo: 0, -1, -2 without noise (p = 0.2254), -3, -4, -2 with it (t = -3√3: p = 0.0351); Holm: x 1, x 2."""
+    values = found(tables=[{"caption": "", "measures": ["gold"], "against": {"method": "rloo"}}])
+    made = table(values, values.study.tables[0])
+    assert [row[:4] for row in made.rows] == [
+        ["raft", "0.0", "gold reward", "−1.00"], ["raft", "3.0", "gold reward", "−3.00"]
+    ]  # fmt: skip
+    t = 3 * math.sqrt(3)
+    p = 1 - t / math.sqrt(t * t + 2)  # two-sided, 2 degrees of freedom
+    assert [row[5] for row in made.rows] == ["0.225", f"{2 * p:.3f}"]
+    assert [row[6:] for row in made.rows] == [["−1.0", "3"], ["−3.0", "3"]]
+    assert "corrected for the 2 comparisons" in made.note
+
+
+def test_differences_from_one_cell(found):
+    values = found(tables=[{"caption": "", "measures": ["gold"], "against": RLOO_0}])
+    made = table(values, values.study.tables[0])
+    assert [(row[0], row[1], row[3]) for row in made.rows] == [
+        ("rloo", "3.0", "−2.00"), ("raft", "0.0", "−1.00"), ("raft", "3.0", "−5.00")
+    ]  # fmt: skip
+
+
+def test_comparisons_that_are_missing_are_not_corrected_for(found):
+    given = [each for each in results() if each.cell in (RLOO_0, RAFT_0)]
+    values = found(given, tables=[{"caption": "", "measures": ["gold"], "against": {"method": "rloo"}}])
+    made = table(values, values.study.tables[0])
+    assert made.rows[0][5] == "0.225"
+    assert made.rows[1][3:] == ["–"] * 5
+    assert "corrected for the 1 comparison of this table" in made.note
+
+
+# results
+
+
+def claims(*changes):
+    return [ROBUST | each for each in changes]
+
+
+def test_verdicts(found):
+    noise = {"says": "noise costs RAFT", "contrast": [{"weight": 1, "cell": RAFT_0}, {"weight": -1, "cell": RAFT_3}]}
+    opposite = {"contrast": [{"weight": -1, "cell": RAFT_0}, {"weight": 1, "cell": RAFT_3}]}
+    none = {"contrast": [{"weight": 1, "cell": RAFT_0}, {"weight": -1, "cell": RAFT_0}]}
+    rows = Results(found(claims=claims(noise, opposite, none, {})), [], "").claims
+    assert [row.verdict for row in rows] == ["undecided", "undecided", "not supported", "undecided"]
+    t = 4 * math.sqrt(3)
+    p = 1 - t / math.sqrt(t * t + 2)  # differences 4, 5, 3: p = 0.0202; alone below 0.05, of four claims not
+    assert rows[0].p == pytest.approx(p)
+    assert rows[0].corrected_p == rows[1].corrected_p == pytest.approx(4 * p)
+    alone = Results(found(claims=claims(noise)), [], "").claims[0]
+    assert (alone.verdict, alone.difference, alone.seeds) == ("supported", pytest.approx(4.0), 3)
+    assert Results(found(claims=claims(opposite)), [], "").claims[0].verdict == "not supported"
+
+
+def test_a_claim_without_points_is_undecided(found):
+    (row,) = Results(found(results()[:3], claims=claims({})), [], "").claims
+    assert (row.verdict, row.difference, row.corrected_p, row.seeds) == ("undecided", None, None, 0)
+
+
+def test_the_results_of_a_study_with_diverged_and_failed_points(found):
+    """Every number of the JSON is one that other programs can read, and the page is made all the same."""
+    given = [each for each in results() if each.cell != RAFT_3]
+    given[0] = replace(given[0], curve=[{"step": 1, "gold": math.nan, KL: math.nan}], summary={"std": math.nan})
+    wishes = {
+        "tables": [{"caption": "", "measures": ["gold", "at", "share"]}],
+        "figures": [
+            {"kind": "curves", "y": ["gold"], "caption": ""}, {"kind": "bars", "y": ["gold"], "caption": ""},
+            {"kind": "axis", "y": ["at"], "x": "sigma", "caption": ""},
+            {"kind": "against_kl", "y": ["gold"], "caption": ""},
+        ],
+    }  # fmt: skip
+    failed = [("method=raft, sigma=3.0, seed=0", "policy: the loss is not finite")]
+    made = Results(found(given, claims=claims({}), **wishes), failed, "rloo study small.yaml")
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    read = json.loads(made.json(), parse_constant=refuse)
+    assert read["failed"] == [list(failed[0])]
+    assert read["points"][0] == {"method": "rloo", "sigma": "0.0", "seed": 0, "gold": None, "at": None, "share": None}
+    assert read["points"][1]["gold"] == 6.0
+    assert all(math.isfinite(number) for number in made.numbers().values())
+    assert (made.numbers()["points"], made.numbers()["failed"]) == (9.0, 1.0)
+    page = made.page
+    assert page.failed == failed
+    assert [name for name in made.figures if name.startswith("0")] == [
+        "01_curves",
+        "02_bars",
+        "03_axis",
+        "04_against_kl",
+    ]
+    assert page.tables[0].rows[3][2:] == ["–", "–", "–"]
