@@ -115,8 +115,7 @@ class Conduct:
 
     def _record(self, name: str) -> str:
         """A record's name: the study's, and the point's in letters that any file system takes."""
-        safe = re.sub(r"[^A-Za-z0-9.=-]+", "-", name).strip("-")[:80]
-        return f"{self.run.evidence.directory.name}.{safe}.{sha256_of_text(name)[:6]}"
+        return f"{self.run.evidence.directory.name}.{_safe(name)}.{sha256_of_text(name)[:6]}"
 
     def _note(self, found: Returned) -> None:
         self.returned[found.name] = found
@@ -132,10 +131,18 @@ class Conduct:
 
 
 def record_name(study: Definition, overrides: Sequence[str]) -> str:
-    """The same for the same study, profile and overrides, however many seeds: it is gone on with, and added to."""
+    """The same for the same study, profile and overrides, however many seeds: it is gone on with, and added to.
+
+    A file of one's own keeps its ending, so that it is told from a study of conf/study.
+    """
     typed = sorted(without_root(overrides))
     mark = f"-{sha256_of_text(repr(typed))[:6]}" if typed else ""
-    return f"study-{study.name}-{study.profile}{mark}"
+    return f"study-{_safe(Path(study.file).name)}-{_safe(study.profile)}{mark}"
+
+
+def _safe(name: str) -> str:
+    """A name in letters that any file system takes, not too long."""
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-.")[:80]
 
 
 @contextmanager
