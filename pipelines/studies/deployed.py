@@ -14,7 +14,7 @@ from pipelines.deployed import RunFailed, machine_overrides, refuse_the_machines
 from pipelines.machine import load_machine, refuse_what_is_not_allowed
 from pipelines.preflight import check_root
 from pipelines.process import log_file
-from pipelines.studies.definition import load_definition, study_names
+from pipelines.studies.loading import load_definition, study_names
 from pipelines.studies.run import Options, Prepared, check, in_flow, prepare
 
 ALL = "all"

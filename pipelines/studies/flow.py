@@ -20,7 +20,7 @@ from pipelines.flow_artifacts import escaped
 from pipelines.flow_parameters import Override, offered
 from pipelines.studies import tasks
 from pipelines.studies.conduct import Conduct
-from pipelines.studies.definition import profile_names, study_names
+from pipelines.studies.loading import profile_names, study_names
 from rloo_core.settings import Count
 
 LOG = logging.getLogger("rloo")
@@ -89,7 +89,7 @@ def task_runner(kind: str, workers: int, address: str | None) -> Any:
         return ThreadPoolTaskRunner(max_workers=workers)
     try:
         if kind == "dask":
-            from prefect_dask import DaskTaskRunner
+            from prefect_dask.task_runners import DaskTaskRunner
 
             if address:
                 return DaskTaskRunner(address=address)
