@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from rloo_core.algorithms.contradictions import SAMPLED_EXACTLY
 from rloo_core.rules import Values, rule
 
 
@@ -40,6 +41,13 @@ def _template_for_messages(v: Values) -> str | None:
         "data.format=messages, but model.chat_template=false; set model.chat_template=true for a model that has a "
         "template, or data.format=text"
     )
+
+
+@rule("algorithm.sampler_cap", "compute.sampling_precision")
+def _something_to_correct(v: Values) -> str | None:
+    if v["algorithm.sampler_cap"] is None or v["compute.sampling_precision"] != "float32":
+        return None
+    return SAMPLED_EXACTLY.format(v["algorithm.sampler_cap"])
 
 
 @rule("evaluation.judge", "data.source")

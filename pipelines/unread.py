@@ -49,6 +49,7 @@ def _uses_ratio(own: AlgorithmSettings) -> bool:
 ONLINE = (
     *("group_size", "loss_agg", "whiten_advantages", "ratio", "kl.", "kl_coef", "reward_clip", "reward_noise"),
     *("missing_eos", "missing_eos_penalty", "overlong_buffer", "mask_truncated", "resample_equal_rewards"),
+    "sampler_cap",
 )
 
 SWITCHED_OFF = (

@@ -30,7 +30,7 @@ from rloo_core.observer import Observer, SilentObserver
 from rloo_core.optimization import Part, checkpoint_gradients
 from rloo_core.reward_models import RewardModel
 from rloo_core.rewards import CombinedReward, FunctionReward, RewardFunction, Row, Term, term_names
-from rloo_core.rollout import Sampling, Truncation
+from rloo_core.rollout import Sampling, Truncation, stop_strings
 from rloo_core.rules import flatten
 from rloo_core.settings import AlgorithmSettings, ComputeSettings
 from rloo_core.tokenization import encode_prompt, ensure_pad_token, eos_token_ids
@@ -106,6 +106,8 @@ def train_policy(
             f"it null, or use the pipeline (rloo run)"
         )
     compute = compute or ComputeSettings.model_validate(_yaml("compute", "cpu") | {"device": "auto"})
+    if algorithm.sampler_cap is not None and compute.sampling_precision == "float32":
+        raise ValueError(contradictions.SAMPLED_EXACTLY.format(algorithm.sampler_cap))
     watch = observer or SilentObserver()
     torch.set_num_threads(compute.threads)
     ensure_pad_token(tokenizer)
@@ -199,6 +201,7 @@ def _collector(
         int(pad),
         compute.max_tokens_per_batch,
         Truncation(algorithm.top_k, algorithm.top_p, algorithm.min_p),
+        stop_strings(algorithm.stop, tokenizer),
         layout=layout,
         dtype=torch.bfloat16 if compute.sampling_precision == "bfloat16" else None,
     )

@@ -3,10 +3,12 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
 from rloo_core.cpu_products import packed_weights
@@ -25,6 +27,7 @@ __all__ = [
     "finished",
     "sample_completions",
     "sample_with_logprobs",
+    "stop_strings",
     "uniform_numbers",
 ]
 
@@ -59,9 +62,15 @@ class StopStrings:
     decode: Callable[[Sequence[int]], str]
 
     def __call__(self, ids: Sequence[int]) -> bool:
-        """Whether the end of a completion holds one of them. A text of n characters lies within n tokens."""
-        tail = self.decode(ids[-max(map(len, self.texts)) :])
+        """Whether the end of a completion holds one of them. A text of n bytes lies within n tokens."""
+        tail = self.decode(ids[-max(len(text.encode()) for text in self.texts) :])
         return any(text in tail for text in self.texts)
+
+
+def stop_strings(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> StopStrings | None:
+    """What to stop at, read as the tokenizer writes it; None where there is nothing."""
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return StopStrings(tuple(texts), decode) if texts else None  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -171,10 +172,12 @@ class AlgorithmSettings(TrainingSettings):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None
     min_p: Fraction | None
     max_new_tokens: Count
+    stop: Texts
     loss_agg: Literal["sequence_sum", "sequence_mean", "token_mean", "fixed_length"]
     whiten_advantages: bool
     ratio: Literal["none", "token", "sequence", "sequence_mean"]
     ratio_cap: Positive | None
+    sampler_cap: Positive | None
     clip: Positive | None
     clip_high: Positive | None
     gae_lambda: Fraction
@@ -218,6 +221,7 @@ class EvaluationSettings(Settings):
     prompts: Count | None
     temperature: Positive
     max_new_tokens: Count
+    stop: Texts
     completions: Count
     best_of: CountOrZero
     judge: Literal["auto", "gold", "reward"]

@@ -27,7 +27,7 @@ class Rollout:
         rewards: Raw reward, without noise; NaN where a completion cannot be scored. Shape [P, K].
         scores: What training sees before KL: with noise, clipped, charged for a missing EOS; 0 where not scorable.
             Shape [P, K].
-        finished: True where a completion ends with EOS. Shape [P, K].
+        finished: True where a completion ends with EOS or a stop string. Shape [P, K].
         dropped: True for prompts that are left out of the losses and of what they are divided by: their raw rewards are
             equal, and were so again when other prompts were tried. Shape [P].
         terms: Raw rewards of each term of the reward, where it has several. Each [P, K].
@@ -146,7 +146,7 @@ class Collector:
         terms: Mapping[str, Tensor],
         keys: Sequence[tuple[int, ...]],
     ) -> Rollout:
-        own, ended = self.settings, finished(groups, self.sampling.eos_ids)
+        own, ended = self.settings, finished(groups, self.sampling.eos_ids, self.sampling.stop)
         scores = clip_rewards(rewards + self._noise(keys).view(rewards.shape).to(rewards.dtype), own.reward_clip)
         scores = charge_missing_eos(scores, ended, own.missing_eos_penalty, own.missing_eos)
         if own.overlong_buffer is not None:

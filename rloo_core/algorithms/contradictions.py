@@ -3,12 +3,16 @@
 from rloo_core.rules import RULES, Values, rule
 
 SIBLINGS = ("leave_one_out", "best_of_group", "group_mean", "group_standardised")
+SAMPLED_EXACTLY = (
+    "algorithm.sampler_cap={}, but compute.sampling_precision=float32 samples from the very weights that train: there "
+    "is nothing to correct; set algorithm.sampler_cap=null"
+)
 ADVANTAGES = (*SIBLINGS, "running_mean", "gae")
 PAIR_SURROGATES = ("dpo", "ipo")
 # what decides how an algorithm samples or turns advantages into a gradient, and its value when it does nothing
 IDLE = {
-    "ratio": "none", "ratio_cap": None, "clip": None, "clip_high": None, "whiten_advantages": False,
-    "mask_truncated": False,
+    "ratio": "none", "ratio_cap": None, "sampler_cap": None, "clip": None, "clip_high": None,
+    "whiten_advantages": False, "mask_truncated": False,
 }  # fmt: skip
 
 

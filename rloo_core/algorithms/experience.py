@@ -1,7 +1,7 @@
 """What an update needs to know of completions: shaped rewards, advantages, returns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch import Tensor
 from rloo_core.advantages import generalized_advantages, token_rewards
 from rloo_core.algorithms.collecting import Rollout
 from rloo_core.kl import kl_per_token, kl_shaped_rewards, sequence_kl
+from rloo_core.losses.policy_gradient import LOG_RATIO_LIMIT
+from rloo_core.masking import masked_sum
 from rloo_core.settings import AlgorithmSettings
 
 
@@ -60,6 +62,22 @@ class Experience:
             change(known.logprobs), change(known.entropy), changed(known.ref_logprobs), changed(known.values)
         )
         return Experience(estimates, change(self.shaped), change(self.advantages), changed(self.returns))
+
+
+def corrected_for_the_sampler(experience: Experience, rollout: Rollout, cap: float) -> Experience:
+    """Advantages times min(pi / pi_sampler, cap) of their completion, where rounded weights have written it.
+
+    Uncapped, the expected gradient is that of completions the policy itself has written; a cap trades bias for
+    variance. The policy is the one in training as it was then.
+
+    References:
+        Ionides 2008, Truncated importance sampling, https://doi.org/10.1198/106186008X320456
+    """
+    assert rollout.sampled is not None, "what was sampled from the weights in training needs no correction"
+    own = masked_sum(experience.estimates.logprobs, rollout.groups.response_mask, dim=-1)
+    weights = (own - rollout.sampled).clamp(max=LOG_RATIO_LIMIT).exp().clamp(max=cap)
+    tokens = experience.advantages.ndim == 3
+    return replace(experience, advantages=experience.advantages * (weights[..., None] if tokens else weights))
 
 
 def shaped_rewards(rollout: Rollout, estimates: Estimates, settings: AlgorithmSettings, kl_coef: float) -> Tensor:

@@ -17,11 +17,12 @@ from rloo_core.algorithms.collecting import Collector, Rollout
 from rloo_core.algorithms.experience import (
     Estimates,
     Experience,
+    corrected_for_the_sampler,
     shaped_rewards,
     token_advantages,
 )
 from rloo_core.algorithms.online_metrics import StepMetrics
-from rloo_core.algorithms.surrogates import Denominators, critic_loss, kl_loss, policy_loss
+from rloo_core.algorithms.surrogates import Denominators, critic_loss, kl_loss, policy_loss, teaches
 from rloo_core.batching import token_budget_batches
 from rloo_core.kl import adapted_kl_coef
 from rloo_core.layout import Layout
@@ -98,6 +99,8 @@ class OnlineMethod(Method):
             wanted = set(places)
             rows = [row for row, place in enumerate(rollout.places) if place in wanted]
             over = self._denominators(rollout, rows, len(places))
+            if experience is not None and self._pass is None:
+                rows = self._teaching(rollout, experience, rows)
             yield [
                 lambda b=batch, over=over: self._micro_loss(rollout, experience, b, over)  # type: ignore[misc]
                 for batch in self._batches(rollout, rows)
@@ -154,6 +157,11 @@ class OnlineMethod(Method):
         batches = token_budget_batches(lengths, self.collector.sampling.max_tokens, self.settings.group_size)
         return [[rows[i] for i in batch] for batch in batches]
 
+    def _teaching(self, rollout: Rollout, experience: Experience, rows: list[int]) -> list[int]:
+        """Rows without those that have no gradient, at least one: an update without any would not be a step of zero."""
+        some = teaches(self.settings, experience, self._loss_mask(rollout)).tolist()
+        return [row for row in rows if some[row]] or rows[:1]
+
     def _loss_mask(self, rollout: Rollout) -> Tensor:
         """Tokens that count in the loss. Shape [P, K, T]."""
         counts = rollout.scorable & rollout.finished if self.settings.mask_truncated else rollout.scorable
@@ -178,6 +186,8 @@ class OnlineMethod(Method):
             self._metrics.add_completions(rollout, part)
         else:
             part = experience.select(rows, logprobs.shape[-1]).to(self._device)
+        if self.settings.sampler_cap is not None and rollout.sampled is not None:
+            part = corrected_for_the_sampler(part, rollout, self.settings.sampler_cap)
         mask, longest = self._loss_mask(rollout), self.collector.sampling.max_new_tokens
         loss, ratios = policy_loss(self.settings, logprobs, part, mask, over, longest)
         losses = {"loss/policy": loss}

@@ -98,7 +98,7 @@ def assess(
         groups = sample_completions(policy, [prompts.ids[i] for i in batch], samples, sampling, uniform)
         rows = [prompts.rows[i] for i in batch]
         measured = {"proxy_reward": proxy(groups, rows), "length": groups.response_mask.sum(-1).float()}
-        measured["finished"] = finished(groups, sampling.eos_ids).float()
+        measured["finished"] = finished(groups, sampling.eos_ids, sampling.stop).float()
         if reference is not None:
             measured |= _kl(policy, reference, groups.to(device), kl_temperature)
         if gold is not None:

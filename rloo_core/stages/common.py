@@ -16,7 +16,7 @@ from rloo_core.layout import Layout, choose_layout
 from rloo_core.models import load_causal_lm
 from rloo_core.observer import Observer
 from rloo_core.rewards import FunctionReward, Reward
-from rloo_core.rollout import Sampling
+from rloo_core.rollout import Sampling, stop_strings
 from rloo_core.settings import ComputeSettings
 from rloo_core.token_choice import EVERY_TOKEN, Truncation
 from rloo_core.tokenization import encode_completion, encode_prompt, eos_token_ids, load_tokenizer
@@ -109,9 +109,10 @@ def make_sampling(
     compute: ComputeSettings,
     layout: Layout = Layout.PADDED,
     truncation: Truncation = EVERY_TOKEN,
+    stop: Sequence[str] = (),
     dtype: torch.dtype | None = None,
 ) -> Sampling:
-    """How completions are sampled from a model, with its own end-of-sequence tokens."""
+    """How completions are sampled from a model, with its own end-of-sequence tokens and texts that end them, too."""
     return Sampling(
         temperature,
         max_new_tokens,
@@ -119,6 +120,7 @@ def make_sampling(
         pad_id(tokenizer),
         compute.max_tokens_per_batch,
         truncation,
+        stop_strings(stop, tokenizer),
         layout=layout,
         dtype=dtype,
     )

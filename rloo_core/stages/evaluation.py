@@ -274,6 +274,7 @@ def _assess(bench: Bench, name: str, mode: str, model: nn.Module) -> Assessment:
             bench.tokenizer,
             temperature=temperature,
             max_new_tokens=own.max_new_tokens,
+            stop=own.stop,
             compute=bench.settings.compute,
             layout=bench.layout,
         ),

@@ -73,6 +73,7 @@ class Bench:
             compute=self.settings.compute,
             layout=self.layout,
             truncation=Truncation(own.top_k, own.top_p, own.min_p),
+            stop=own.stop,
             dtype=sampling_dtype(self.settings.compute),
         )
 

@@ -173,6 +173,16 @@ def test_sampling_from_a_part_of_the_distribution_is_told(inputs, tmp_path, chan
     assert [text for text in heard.messages if name in text and "untruncated distribution" in text]
 
 
+def test_a_stop_string_ends_completions_as_eos_does(inputs, tmp_path):
+    """Any word ends one here: each has one token, and none was cut off. Without it most are."""
+    history = run(settings("rloo", steps=1, stop=("w",)), inputs, tmp_path / "stopped")[1]
+    assert history[-1]["completion/length_mean"] == 1.0
+    assert history[-1]["completion/finished_frac"] == 1.0
+    assert history[-1]["validation/length"] == 1.0
+    assert history[-1]["validation/finished"] == 1.0
+    assert run(settings("rloo", steps=1), inputs, tmp_path / "plain")[1][-1]["completion/finished_frac"] < 1.0
+
+
 def test_sampling_from_the_policy_itself_needs_no_words(inputs, tmp_path):
     heard = Listener()
     run(settings("rloo", steps=1), inputs, tmp_path, observer=heard)

@@ -1,15 +1,18 @@
 """The updates of a step: how many, of which prompts, and what their losses are by definition."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
+from rloo_core.algorithms import online
+from rloo_core.api import recipe, train_policy
 from rloo_core.logprobs import reference_logprobs
 from tests.rloo_core.algorithms.building import gradient, online_method, rollout_of, take
-from tests.rloo_core.algorithms.composing import composed, distance, give, tiny_critic
+from tests.rloo_core.algorithms.composing import composed, distance, give, take_first, tiny_critic
 from tests.rloo_core.algorithms.ragged import COMPLETIONS, PROMPTS, REWARDS, alone, gradient_of, lines
-from tests.rloo_core.tiny import tiny_neox
+from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer
 
 KL_COEF = 0.3
 
@@ -127,6 +130,68 @@ def test_where_everything_is_left_out_loss_and_gradient_are_zero():
         completions = [[[3, 4, 5], [6, 7, 8]]] * 4
         take(own, rollout_of(PROMPTS, completions, REWARDS))
         assert gradient(policy).abs().max() == 0.0
+
+
+# What has no gradient
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "skipped"),
+    [
+        ("dr_grpo", {}, True),
+        ("gspo", {}, True),
+        ("dapo", {"resample_equal_rewards": 0, "overlong_buffer": None}, True),
+        ("grpo", {"kl_coef": 0.1}, False),  # the KL in its loss pulls at every completion
+        ("ppo", {}, False),  # and so does the value loss
+    ],
+)
+def test_groups_without_advantage_are_left_out_of_later_passes(name, changes, skipped, monkeypatch):
+    """Two of four groups have equal rewards; gradients and losses are those of all groups."""
+    rewards = REWARDS.clone()
+    rewards[[0, 2]] = 1.0
+
+    def run():
+        policy, reference = tiny_neox().double(), tiny_neox(seed=5).double()
+        own, rows = make(name, policy, reference, epochs_per_rollout=2, step_batch_size=4, **changes), []
+        forward = own._forward
+        own._forward = lambda rollout: (rows.append(rollout.groups.completion_ids.shape[0]), forward(rollout))[1]
+        metrics = take(own, rollout_of(PROMPTS, COMPLETIONS, rewards))
+        return sum(rows), gradient(policy), metrics["loss/policy"]
+
+    passes, found, loss = run()
+    monkeypatch.setattr(online, "teaches", lambda settings, experience, mask: torch.ones(len(mask), dtype=torch.bool))
+    every, expected, whole = run()
+    assert every == 4 + 2 * 4
+    assert (passes < every) is skipped
+    assert distance(found, expected) < 1e-12
+    assert loss == pytest.approx(whole, abs=1e-12)
+
+
+# Completions from rounded weights
+
+
+@pytest.mark.parametrize("cap", [0.9, 1.5, 100.0])
+@pytest.mark.parametrize(("name", "changes"), [("rloo", {}), ("dr_grpo", {"epochs_per_rollout": 2})])
+def test_completions_of_rounded_weights_weigh_by_their_truncated_likelihood_ratio(name, changes, cap):
+    """-1/N sum of min(pi / pi_sampler, cap) A log pi: here pi_sampler is known to be off by given factors."""
+    policy = tiny_neox().double()
+    own = make(name, policy, sampler_cap=cap, loss_agg="sequence_sum", ratio="none", clip=None, **changes)
+    flat = [line.logprobs for group in lines(policy, policy) for line in group]
+    factors = torch.tensor([0.5, 2.0, 1.0, 1.2, 0.8, 3.0, 1.0, 0.1], dtype=torch.float64)
+    sampled = torch.stack([line.sum().detach() for line in flat]) - factors.log()
+    rollout = replace(rollout_of(PROMPTS, COMPLETIONS, REWARDS), sampled=sampled.view(4, 2))
+    take_first(own, rollout)
+    advantages = REWARDS - REWARDS.flip(1) if name == "rloo" else REWARDS - REWARDS.mean(1, keepdim=True)
+    weights = factors.clamp(max=cap) * advantages.flatten()
+    loss = -sum(w * line.sum() for w, line in zip(weights, flat, strict=True)) / 8
+    assert distance(gradient(policy), gradient_of(loss, policy)) < 1e-9
+
+
+def test_a_correction_that_nothing_would_read_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="sampler_cap"):
+        recipe("raft", sampler_cap=2.0)
+    with pytest.raises(ValueError, match="nothing to correct"):
+        train_policy(tiny_neox(), tiny_tokenizer(), ["w3"], len, recipe("rloo", sampler_cap=2.0), tmp_path)
 
 
 # KL in the loss

@@ -132,7 +132,7 @@ def policy_settings(
 
 def evaluation_settings(**changes) -> EvaluationStageSettings:
     values = {
-        "seed": 0, "prompts": None, "temperature": 0.8, "max_new_tokens": 6, "completions": 1, "best_of": 0,
+        "seed": 0, "prompts": None, "temperature": 0.8, "max_new_tokens": 6, "stop": (), "completions": 1, "best_of": 0,
         "judge": "auto", "judges": (), "judge_decoding": "both", "samples": 2, "llm": LLM,
     }  # fmt: skip
     terms = RewardSettings(terms=("reward_model",))

@@ -240,6 +240,12 @@ def test_win_rates_are_those_of_the_judge_and_the_difference_is_policy_minus_sft
     assert any(differences)
 
 
+def test_a_stop_string_ends_completions(inputs, tmp_path):
+    summary, _ = evaluate(inputs, tmp_path, judge="reward", stop=("w",))
+    for name in ("sft", "policy"):
+        assert summary[f"evaluation/{name}/sampled/length"] == summary[f"evaluation/{name}/greedy/length"] == 1.0
+
+
 def test_best_of_n_is_the_one_the_reward_model_prefers(inputs, tmp_path):
     """By the reward model's own judgement the best of eight cannot be worse than the first, and here it is better."""
     summary, _ = evaluate(inputs, tmp_path, judge="reward", best_of=8)
