@@ -63,6 +63,7 @@ class Case:
         new_tokens: T.
         steps: Steps of one process; the first is not counted.
         low_precision: Whether our sampler uses bfloat16 weights.
+        peer_batch: Completions (reward_model, dpo: pairs) in one pass of the peer's update; None: all.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class Case:
     new_tokens: int
     steps: int = 3
     low_precision: bool = False
+    peer_batch: int | None = None
 
     def prompt_ids(self) -> list[list[int]]:
         """Random prompts, their lengths evenly spread."""
