@@ -68,9 +68,9 @@ class StudyRun:
         }
         self.evidence.write(SETTINGS, json.dumps(study.model_dump(mode="json"), indent=1))
         self.evidence.begin()
-        self.mirror.start()
         self.mirror.watch(self.evidence)
-        self.mirror.attempt()  # so that the points find it
+        self.mirror.attempt()  # so that the points find it; before the thread starts, which does the same
+        self.mirror.start()
 
     def progress(self, text: str) -> None:
         """Say in a tag how far it is."""
