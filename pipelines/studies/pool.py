@@ -9,14 +9,16 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from pipelines.process import Terminated
-from pipelines.studies.point import Errand, Returned
+from pipelines.studies.point import Errand, Returned, run_point
 
+Work = Callable[[Errand], Returned]
 GRACE_SECONDS = 8.0  # between asking a process to stop and killing it
 PRELOADED = ("pipelines.studies.preloaded",)
 
@@ -26,11 +28,17 @@ class Stopped(Exception):
 
 
 class Pool:
-    """Makes errands, each in a process of its own. A context manager: at its end no process is left."""
+    """Makes errands, each in a process of its own. A context manager: at its end no process is left.
 
-    def __init__(self) -> None:
+    Args:
+        work: What a process does; a function that its process can import.
+        preloaded: Modules that are loaded once, in the process that the others are forked from.
+    """
+
+    def __init__(self, work: Work = run_point, preloaded: Sequence[str] = PRELOADED) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
+        self._context.set_forkserver_preload(list(preloaded))
+        self._do = work
         self._living: set[ForkServerProcess] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -82,7 +90,7 @@ class Pool:
         with self._lock:
             if self._stopped:
                 raise Stopped
-            process = self._context.Process(target=_work, args=(errand, sender), name=errand.name)
+            process = self._context.Process(target=_work, args=(self._do, errand, sender), name=errand.name)
             process.start()
             self._living.add(process)
         return process
@@ -92,14 +100,14 @@ class Pool:
             self._living.discard(process)
 
 
-def _work(errand: Errand, sender: Connection) -> None:
+def _work(do: Work, errand: Errand, sender: Connection) -> None:
     """What a process does."""
-    from pipelines.studies.point import run_point  # here, not above: it is loaded already where the process comes from
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        sender.send(run_point(errand))
+        sender.send(do(errand))
+    except Exception as error:
+        sender.send(Returned(errand.name, error=f"{type(error).__name__}: {error}"))
     except Terminated:
         os._exit(128 + signal.SIGTERM)  # everything is closed; there is nobody to tell
 

@@ -59,6 +59,7 @@ def as_tasks(errands: Sequence[Errand], many: int, pool: Pool | None) -> Iterato
             yield _result(future, running.pop(future))
     finally:
         _pools.clear()
+        _returned.clear()
 
 
 def _result(future: Any, name: str) -> Returned:
