@@ -14,6 +14,7 @@ from pipelines.config_errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipelines.records import Record
     from rloo_core.evaluation.judges.make import Means
     from rloo_core.settings import ExperimentSettings
 
@@ -73,10 +74,21 @@ def report(
         from pipelines.report_run import run_report
         from pipelines.store import Store
 
-        path = run_report(find_record(root, names[0] if names else "last"), Store(root))
+        record = find_record(root, names[0] if names else "last")
+        path = _study_page(record) if record.is_study else run_report(record, Store(root))
     typer.echo(str(path))
     if browser and sys.stdout.isatty():
         webbrowser.open(path.absolute().as_uri())
+
+
+def _study_page(record: "Record") -> Path:
+    """A study writes its page itself."""
+    from pipelines.studies.run import STUDY_PAGE
+
+    path = record.evidence.directory / "files" / STUDY_PAGE
+    if not path.exists():
+        raise ConfigError(f"{record.name} has no page yet; it is written at the end of: {record.command}")
+    return path
 
 
 @commands.command(context_settings=SETTINGS)

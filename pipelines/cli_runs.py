@@ -2,9 +2,8 @@
 
 import json
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
-    from pipelines.records import Record
-    from pipelines.store import Store
     from pipelines.tracking.lineage import Node
     from rloo_core.settings import ExperimentSettings
 
@@ -28,12 +25,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @commands.command(context_settings=SETTINGS)
-def runs(overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List the pipeline runs of a run root, the newest first, and the disk space it takes.
+def runs(
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also the points of studies, each a run.")] = False,
+) -> None:
+    """List the pipeline runs and studies of a run root, the newest first, and the disk space it takes.
 
     **Examples**
 
     - `rloo runs`
+    - `rloo runs --all` with every point of every study
     - `rloo runs paths.root=/data/runs --json`
     - `rloo run --resume 20260131-093000-1f2e` goes on with one that failed or was killed
     """
@@ -42,15 +44,14 @@ def runs(overrides: Overrides = None, as_json: AsJson = False) -> None:
     with explained():
         root = Path(settings_of(overrides).paths.root)
     from pipelines.disk import usage
-    from pipelines.records import records
+    from pipelines.runs_table import print_rows, rows_of
     from pipelines.store import Store
 
-    store = Store(root)
-    rows = [_row(record, store) for record in records(root)]
+    rows = rows_of(Store(root), everything)
     if as_json:
         typer.echo(json.dumps({"root": str(root), "runs": rows, "disk": usage(root)}, indent=2))
     else:
-        _print(rows, root)
+        print_rows(rows, root)
 
 
 @commands.command(context_settings=SETTINGS)
@@ -200,58 +201,3 @@ def _print_lineage(node: "Node") -> None:
         return tree
 
     Console(width=max(Console().width, 160)).print(grow(None, node))
-
-
-def _row(record: "Record", store: "Store") -> dict[str, Any]:
-    state = record.state
-    manifests = {note["stage"]: store.manifest(note["stage"], note["fingerprint"]) for note in state.notes}
-    sizes = {m.fingerprint: sum(file.size for file in m.files.values()) for m in manifests.values() if m is not None}
-    return {
-        "run": record.name,
-        "name": state.name,
-        "status": record.status,
-        "attempts": state.attempt,
-        "started": state.started,
-        "ended": state.ended,
-        "stages": {note["stage"]: note["action"] for note in state.notes},
-        "finished": [stage for stage, manifest in manifests.items() if manifest is not None],
-        "overrides": record.overrides,
-        "mlflow_run": state.run_id,
-        "bytes": sum(sizes.values()),
-    }
-
-
-def _print(rows: list[dict[str, Any]], root: Path) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    from pipelines.disk import in_words, usage
-
-    console = Console()
-    colours = {"FINISHED": "green", "RUNNING": "cyan", "FAILED": "red", "KILLED": "yellow"}
-    run = Column("run", no_wrap=True, min_width=max((len(row["run"]) for row in rows), default=0))  # --resume takes it
-    table = Table(run, "status", "took", "stages", "outputs", "typed", box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        computed = [stage for stage, action in row["stages"].items() if action == "run"]
-        table.add_row(
-            Text(row["run"]),
-            Text(row["status"].lower(), colours[row["status"]]),
-            _duration(row),
-            Text(f"{len(computed)} run, {len(row['stages']) - len(computed)} reused"),
-            in_words(row["bytes"]),
-            Text(" ".join(row["overrides"])),
-        )
-    console.print(table if rows else Text(f"there is no run in {root} yet; start one with `rloo run`"))
-    sizes = usage(root)
-    if sizes:
-        console.print(Text(f"\n{root} takes {in_words(sum(sizes.values()))}", style="bold"), soft_wrap=True)
-        for meaning, size in sizes.items():
-            console.print(f"  {in_words(size):>8}  {meaning}")
-
-
-def _duration(row: dict[str, Any]) -> str:
-    if row["status"] == "KILLED" and row["ended"] is None:
-        return "?"
-    seconds = ((row["ended"] or time.time() * 1000) - row["started"]) / 1000
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,10 +1,12 @@
 """The pipeline runs of a run root: what was typed, what became of it. Read without MLflow, in no time."""
 
 import json
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -40,6 +42,16 @@ class Record:
         return list(self.state.typed.get("overrides", []))
 
     @property
+    def is_study(self) -> bool:
+        """Whether it is a study, whose points are runs of their own."""
+        return "study" in self.state.typed
+
+    @property
+    def command(self) -> str:
+        """What computes a study, or what is left of it."""
+        return study_command(self.state.typed)
+
+    @property
     def selection(self) -> Selection:
         """Which stages were wanted."""
         typed = self.state.typed.get("selection", {})
@@ -63,6 +75,12 @@ class Record:
             ) from None
 
 
+def study_command(typed: Mapping[str, Any]) -> str:
+    """What is typed for a study, from its parameters."""
+    seeds = ["--seeds", str(typed["seeds"])] if typed.get("seeds") is not None else []
+    return shlex.join(["rloo", "study", typed["study"], "--profile", typed["profile"], *seeds, *typed["overrides"]])
+
+
 def records(root: Path) -> list[Record]:
     """All pipeline runs of a run root, the newest first."""
     return sorted(_records(root), key=lambda record: record.state.started, reverse=True)
@@ -76,14 +94,17 @@ def _records(root: Path) -> Iterator[Record]:
 
 
 def find_record(root: Path, name: str) -> Record:
-    """The run of that name: its own, its MLflow run id, or the beginning of one of them; `last` is the newest.
+    """The run of that name: its own, its MLflow run id, or the beginning of one of them.
+
+    `last` is the newest that is no study's point.
 
     Raises:
         ConfigError: If there is none, or several.
     """
     every = records(root)
-    if name == "last" and every:
-        return every[0]
+    whole = [record for record in every if not record.state.parent]
+    if name == "last" and whole:
+        return whole[0]
     found = [record for record in every if record.name.startswith(name) or record.state.run_id.startswith(name)]
     exact = [record for record in found if name in (record.name, record.state.run_id)]
     if len(exact or found) == 1:
@@ -101,6 +122,7 @@ def to_resume(root: Path, name: str) -> Record:
         ConfigError: If there is no such run, it is still running, or it has nothing left to do.
     """
     record = find_record(root, name)
+    _refuse_studies(root, record)
     if record.status == RUNNING:
         process = record.state.process
         raise ConfigError(
@@ -110,6 +132,16 @@ def to_resume(root: Path, name: str) -> Record:
     if record.status == FINISHED:
         raise ConfigError(f"{record.name} has finished; run it again with: rloo run {' '.join(record.overrides)}")
     return record
+
+
+def _refuse_studies(root: Path, record: Record) -> None:
+    keys = (record.state.key, record.state.parent)
+    study = next((each for each in records(root) if each.is_study and each.state.key in keys), None)
+    if study is not None:
+        what = "a study" if record.is_study else f"a point of the study {study.name}"
+        raise ConfigError(
+            f"{record.name} is {what}, which goes on with what is left when it is started: {study.command}"
+        )
 
 
 def of_flow_run(root: Path, flow_run: str) -> Record | None:

@@ -1,7 +1,6 @@
 """One study from the command line or a deployment: checks, processes or a flow, results."""
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -20,6 +19,7 @@ from pipelines.evidence import FAILED, FINISHED, KILLED
 from pipelines.plan import Selection, make_plan
 from pipelines.preflight import check_root
 from pipelines.process import log_file
+from pipelines.records import study_command
 from pipelines.runner import prefect_server, use_running_server
 from pipelines.store import Store
 from pipelines.studies.budget import workers
@@ -290,9 +290,7 @@ def to_do(prepared: Prepared) -> list[str]:
 
 def command_of(prepared: Prepared) -> str:
     """What computes the study again."""
-    typed = parameters_of(prepared)
-    options = ["--profile", typed["profile"], "--seeds", str(typed["seeds"])]
-    return shlex.join(["rloo", "study", typed["study"], *options, *typed["overrides"]])
+    return study_command(parameters_of(prepared))
 
 
 def parameters_of(prepared: Prepared) -> dict[str, Any]:
