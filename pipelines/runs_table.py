@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pipelines.disk import in_words, usage
@@ -72,7 +72,8 @@ def _size(of: Iterable[Record], store: Store) -> int:
 def print_rows(rows: Sequence[Mapping[str, Any]], root: Path) -> None:
     """The rows as a table, and what takes the space."""
     console = Console()
-    table = Table("run", "status", "took", "stages", "outputs", "typed", box=None, pad_edge=False, header_style="bold")
+    run = Column("run", no_wrap=True, min_width=max((len(row["run"]) for row in rows), default=0))  # --resume takes it
+    table = Table(run, "status", "took", "stages", "outputs", "typed", box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(
             Text(row["run"]),
