@@ -10,7 +10,7 @@ import torch
 
 from pipelines.config import load_settings
 from pipelines.fingerprint import own_parts
-from pipelines.studies import point  # noqa: F401
+from pipelines.studies import point, pool  # noqa: F401
 from pipelines.tracking import Tracker  # noqa: F401
 from rloo_core.stages import STAGES
 

@@ -35,7 +35,6 @@ STUDY = {
         }
     ],
 }
-RECORD = "study-two-laptop"
 
 
 def study_file(place: Path, name: str = "two", **changes: object) -> str:
@@ -48,8 +47,14 @@ def made(root: Path, stage: str) -> list[str]:
     return sorted(path.name for path in (root / "store" / stage).iterdir()) if (root / "store" / stage).exists() else []
 
 
-def results(root: Path, record: str = RECORD) -> dict:
-    return json.loads((root / "records" / record / "files" / "results.json").read_text())
+def file_of(root: Path, name: str, study: str = "two") -> Path:
+    """One of the files that a study keeps with its record."""
+    (path,) = (root / "records").glob(f"study-{study}.yaml-laptop/files/{name}")
+    return path
+
+
+def results(root: Path, study: str = "two") -> dict:
+    return json.loads(file_of(root, "results.json", study).read_text())
 
 
 def executed(root: Path) -> int:
@@ -88,7 +93,7 @@ def test_points_share_what_does_not_differ(two: Run, alone: dict) -> None:
 def test_tables_verdicts_and_the_page_are_told(two: Run) -> None:
     assert "4 finished, 0 failed" in two.process.stdout
     assert "A weaker KL term lets the policy go further" in two.process.stdout
-    page = (two.root / "records" / RECORD / "files" / "study.html").read_text()
+    page = file_of(two.root, "study.html").read_text()
     assert "Two KL coefficients" in page
     assert page.count("<svg") == 2  # the figure and the claim's
 
@@ -152,7 +157,7 @@ def test_a_point_that_fails_is_told_and_sinks_no_other(two: Run) -> None:
     run = rloo(two.place, "study", name, "--no-prefect")
     assert run.process.returncode == 1, run.output
     assert "weight=broken, seed=0: policy: as it was told to" in run.process.stderr
-    found = results(two.root, "study-failing-laptop")
+    found = results(two.root, "failing")
     assert [row["weight"] for row in found["points"]] == ["one"]
     assert found["failed"] == [["weight=broken, seed=0", "policy: as it was told to"]]
 
@@ -162,7 +167,7 @@ def test_two_dask_workers_do_the_same(two: Run, alone: dict) -> None:
     name = study_file(two.place, "dask", seeds={"count": 1, "first": 7, "vary": "policy"})
     run = rloo(two.place, "study", name, "--runner", "dask", "--workers", "2")
     assert run.process.returncode == 0, run.output
-    assert [row["seed"] for row in results(two.root, "study-dask-laptop")["points"]] == [7, 7]
+    assert [row["seed"] for row in results(two.root, "dask")["points"]] == [7, 7]
     assert not living(two.root)
 
 
