@@ -66,16 +66,22 @@ def study(
 
     with explained():
         refuse_unknown_options(overrides or [])
+        _refuse_what_does_not_go_together(runner, address, no_prefect)
         found = _prepared(name, overrides or [], profile, seeds, workers, memory, runner, address)
         if plan or as_json:
             _show(found, as_json)
             return
-        if no_prefect and runner != "local":
-            from pipelines.config_errors import ConfigError
-
-            raise ConfigError(f"--runner {runner} is one of Prefect's, so it does not go with --no-prefect")
         code = _run(found, not no_prefect, together=name == ALL)
     raise typer.Exit(code)
+
+
+def _refuse_what_does_not_go_together(runner: str, address: str | None, no_prefect: bool) -> None:
+    from pipelines.config_errors import ConfigError
+
+    if runner != "local" and no_prefect:
+        raise ConfigError(f"--runner {runner} is one of Prefect's, so it does not go with --no-prefect")
+    if runner == "local" and address is not None:
+        raise ConfigError(f"--address {address}: that is of a cluster; say of which with --runner dask or --runner ray")
 
 
 def _prepared(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
 from pipelines.studies.loading import last_of_each, load_definition, profile_names, study_names
 from pipelines.studies.points import points_of
@@ -198,10 +199,24 @@ def test_the_studies_of_conf_say_nothing_wrong(study, profile):
 
 
 @pytest.mark.parametrize("study", study_names())
-def test_the_settings_of_the_studies_of_conf_exist(study, tmp_path):
-    """All values at once: each axis by itself, in the smallest number of cells that has every value."""
-    loaded = load_definition(study, "quick", (), 1)
-    assert len(points_of(loaded, str(tmp_path))) == len(loaded.cells)
+def test_the_settings_of_the_studies_of_conf_exist(study):
+    """Every value of every axis in one cell, side by side: all combinations would take a minute."""
+    loaded = load_definition(study, "laptop")
+    values = [list(axis.values.values()) for axis in loaded.axes.values()]
+    for place in range(max(map(len, values))):
+        cell = [text for axis in values for text in axis[place % len(axis)]]
+        load_settings(last_of_each([*loaded.base, *cell]))
+
+
+@pytest.mark.parametrize("study", study_names())
+def test_the_papers_scale_composes(study, tmp_path):
+    paper = load_definition(study, "paper")
+    first = {
+        name: axis.model_copy(update={"values": dict(list(axis.values.items())[:1])})
+        for name, axis in paper.axes.items()
+    }
+    (point, *_) = points_of(paper.model_copy(update={"axes": first}), str(tmp_path))
+    assert point.settings.name == "hh_pythia_6.9b"
 
 
 def test_a_study_is_known_by_its_file(tmp_path):
