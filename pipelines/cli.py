@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,7 +78,9 @@ app.add_typer(cli_study.commands)
 AcceptCode = Annotated[
     bool,
     typer.Option(
-        "--accept-code", help="Take outputs over that differ in code alone: you say that the change is harmless."
+        "--accept-code",
+        help="Take over outputs, and go on from checkpoints, that differ in code alone: you say that the change is "
+        "harmless.",
     ),
 ]
 
@@ -231,7 +234,7 @@ def settings_of(overrides: list[str] | None) -> "ExperimentSettings":
 def _resumed(
     name: str, settings: "ExperimentSettings", overrides: list[str], selection: "Selection"
 ) -> "tuple[ExperimentSettings, list[str], Selection, Record]":
-    """Everything as it was typed for the run that is to go on; only where it lies may be said.
+    """Everything as it was typed for the run that is to go on; where it lies and `--accept-code` may be said.
 
     Raises:
         ConfigError: If anything else is said, or the run cannot go on.
@@ -242,7 +245,7 @@ def _resumed(
     from pipelines.store import Store
 
     others = without_root(overrides)
-    if others or selection != Selection():
+    if others or selection != Selection(accept_code=selection.accept_code):
         said = " ".join([*others, str(selection)]).strip() or "--force"
         raise ConfigError(
             f"--resume {name} goes on with what was typed then, so it does not go with {said}; "
@@ -250,7 +253,9 @@ def _resumed(
         )
     root = Path(settings.paths.root)
     record = to_resume(root, name)
-    return record.settings(root), record.overrides, left_of(record, Store(root)), record
+    left = left_of(record, Store(root))
+    left = replace(left, accept_code=left.accept_code or selection.accept_code)
+    return record.settings(root), record.overrides, left, record
 
 
 def refuse_unknown_options(overrides: list[str]) -> None:

@@ -13,6 +13,7 @@ from pipelines.launched import run_stage
 from pipelines.outcome import Outcome
 from pipelines.plan import PlannedStage, Planner, explain
 from pipelines.store import LOGS, Manifest, Store
+from pipelines.unfinished import Unfinished, accepted, note_parts, take_up
 from rloo_core.observer import Row
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
@@ -141,12 +142,31 @@ class Executor:
         self.console.line(f"{planned.name:<14} accepted: {', '.join(changed)}")
         return self.store.take_over(earlier, planned.fingerprint, planned.parts, changed)
 
+    def _take_up(self, planned: PlannedStage, unfinished: Unfinished) -> None:
+        """Checkpoints of other code that a person has accepted, to go on with; MLflow is told."""
+        assert planned.fingerprint is not None
+        assert planned.parts is not None
+        name, changed = planned.name, explain(unfinished.parts, planned.parts)
+        work = self.store.work(name, unfinished.fingerprint)
+        with (
+            self.store.lock(name, unfinished.fingerprint, on_wait=self.console.line),
+            self.tracker.moving(work, planned.fingerprint) as moved,
+        ):
+            if not take_up(self.store, name, unfinished, planned.fingerprint, changed):
+                return
+            moved(self.store.work(name, planned.fingerprint))
+        self.tracker.tag(f"accepted.{name}", f"{unfinished.fingerprint}: {', '.join(changed)}")
+        self.console.line(f"{name:<14} accepted, and goes on from its checkpoints: {', '.join(changed)}")
+
     def _compute(self, planned: PlannedStage) -> Outcome:
         name, fingerprint = planned.name, planned.fingerprint
         assert fingerprint is not None
         if planned.reason == "forced" and not self.tracker.began(self.store.work(name, fingerprint)):
             self.store.discard_work(name, fingerprint)
+        if planned.unfinished is not None:
+            self._take_up(planned, planned.unfinished)
         work = self.store.work(name, fingerprint)
+        note_parts(work, planned.parts or {})
         settings = STAGES[name].settings(self.settings).model_dump(mode="json")
         inputs = {stage: manifest.fingerprint for stage, manifest in self._inputs(name).items()}
         run = self.tracker.start_stage(name, fingerprint, settings, work, inputs)
@@ -185,6 +205,7 @@ class Executor:
                 duration=time.monotonic() - started,
                 versions={library: installed(library) for library in LIBRARIES},
                 run_id=run.run_id or None,
+                accepted=accepted(work),
             )
             run.finish("FINISHED", published=self.store.path(name, planned.fingerprint) / LOGS)
         return manifest

@@ -13,6 +13,7 @@ from pipelines.config_errors import ConfigError, listed, nearest
 from pipelines.config_validation import shown
 from pipelines.fingerprint import Parts, own_parts, stage_fingerprint
 from pipelines.store import Manifest, Store
+from pipelines.unfinished import Unfinished, find_unfinished, without_code
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 
@@ -24,7 +25,8 @@ SHOWN_DIFFERENCES = 3
 class Selection:
     """Which stages a person wants: all, `only` some, `from_stage` on, `until` one; `force` re-runs finished ones.
 
-    With `accept_code`, outputs that differ from what would be made in their code alone are taken over.
+    With `accept_code`, outputs that differ from what would be made in their code alone are taken over, and
+    checkpoints are gone on with.
 
     Raises:
         ConfigError: If a stage does not exist, or options contradict each other.
@@ -74,7 +76,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """What happens to one stage, and why. `manifest` is there for `reuse`, `fingerprint` once inputs are known."""
+    """What happens to one stage, and why. `manifest` is there for `reuse`, `fingerprint` once inputs are known.
+
+    `unfinished` is what other code has left, to go on with.
+    """
 
     name: str
     action: Action
@@ -82,6 +87,7 @@ class PlannedStage:
     fingerprint: str | None = None
     manifest: Manifest | None = None
     parts: Parts | None = field(default=None, repr=False)
+    unfinished: Unfinished | None = field(default=None, repr=False)
 
 
 class Planner:
@@ -136,7 +142,14 @@ class Planner:
             return PlannedStage(name, "reuse", f"accepted: {changed}", fingerprint.hex, accepted, fingerprint.parts)
         reason = problem or self._difference(name, fingerprint.parts) or "first run"
         self._refuse_unselected(name, reason)
-        return PlannedStage(name, "run", reason, fingerprint.hex, parts=fingerprint.parts)
+        unfinished = find_unfinished(self.store, name, fingerprint.hex, fingerprint.parts)
+        if unfinished is not None:
+            changed = ", ".join(explain(unfinished.parts, fingerprint.parts)[:SHOWN_DIFFERENCES])
+            accepted = f"goes on from checkpoints, accepted: {changed}"
+            anew = f"{changed}; starts anew (--accept-code would go on from its checkpoints)"
+            reason = accepted if self.selection.accept_code else anew
+        taken_up = unfinished if self.selection.accept_code else None
+        return PlannedStage(name, "run", reason, fingerprint.hex, parts=fingerprint.parts, unfinished=taken_up)
 
     def after(self, name: str, unknown: Collection[str]) -> PlannedStage:
         """Decide about a stage while some stages that it reads have yet to run.
@@ -166,9 +179,8 @@ class Planner:
 
     def _with_other_code(self, name: str, parts: Parts) -> Manifest | None:
         """The newest whole output that differs from these parts in its code alone."""
-        wanted = {key: value for key, value in parts.items() if not key.startswith("code/")}
         for earlier in self.store.manifests(name):
-            same = {key: value for key, value in earlier.parts.items() if not key.startswith("code/")} == wanted
+            same = without_code(earlier.parts) == without_code(parts)
             if same and self.store.find(name, earlier.fingerprint, verify=True)[0] is not None:
                 return earlier
         return None

@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pipelines.deployed import ROOT
 from pipelines.services_webhook import set_up_webhook
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import DeploymentSchedule
+    from prefect.client.schemas.responses import DeploymentResponse
 
 FLOW = "rloo"  # of pipelines.flow, which is not imported for its name
 FILE = Path(__file__).with_name("prefect.yaml")
@@ -20,7 +25,7 @@ class DeployError(RuntimeError):
 
 
 def deploy(root: Path, pool: str, runs_at_once: int) -> None:
-    """Make the work pool and the deployments; paused schedules stay paused.
+    """Make the work pool and the deployments; paused schedules stay paused, and those that a person added stay.
 
     Args:
         root: The run root, carried by the deployments.
@@ -31,6 +36,7 @@ def deploy(root: Path, pool: str, runs_at_once: int) -> None:
         DeployError: With what Prefect said.
     """
     _make_pool(pool, runs_at_once)
+    before = {found.id: found.schedules for found in _deployments()}
     variables = {ROOT: str(root.absolute()), "RLOO_POOL": pool, "RLOO_PYTHON": sys.executable}
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]
     done = subprocess.run(
@@ -38,7 +44,9 @@ def deploy(root: Path, pool: str, runs_at_once: int) -> None:
     )
     if done.returncode:
         raise DeployError(f"prefect deploy failed:\n{(done.stdout + done.stderr).strip()}")
-    _refuse_unknown_parameters()
+    for found in _deployments():
+        _refuse_unknown_parameters(found)
+        _bring_back(found, before.get(found.id, []))
     set_up_webhook()
 
 
@@ -58,16 +66,39 @@ def _make_pool(pool: str, runs_at_once: int) -> None:
         client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=runs_at_once))
 
 
-def _refuse_unknown_parameters() -> None:
-    """Prefect checks the parameters that it knows; one with a slip in its name would start a process that crashes."""
+def _deployments() -> "list[DeploymentResponse]":
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     with get_client(sync_client=True) as client:
-        for found in client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW]))):
-            schema = {**(found.parameter_openapi_schema or {}), "additionalProperties": False}
-            change = {"parameter_openapi_schema": schema}
-            client.request("PATCH", "/deployments/{id}", path_params={"id": found.id}, json=change)
+        return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])))
+
+
+def _refuse_unknown_parameters(deployment: "DeploymentResponse") -> None:
+    """Prefect checks the parameters that it knows; one with a slip in its name would start a process that crashes."""
+    schema = {**(deployment.parameter_openapi_schema or {}), "additionalProperties": False}
+    _send("PATCH", f"/deployments/{deployment.id}", {"parameter_openapi_schema": schema})
+
+
+def _bring_back(deployment: "DeploymentResponse", before: "list[DeploymentSchedule]") -> None:
+    """Schedules without a slug are a person's. Where there are some, Prefect makes all of a deployment anew, active."""
+    have = {schedule.id for schedule in deployment.schedules}
+    lost = [schedule for schedule in before if schedule.id not in have and schedule.slug is None]
+    if lost:
+        fields = {"schedule", "active", "parameters", "max_scheduled_runs"}
+        schedules = [schedule.model_dump(mode="json", include=fields) for schedule in lost]
+        _send("POST", f"/deployments/{deployment.id}/schedules", schedules)
+    paused = {schedule.slug for schedule in before if schedule.slug is not None and not schedule.active}
+    for schedule in deployment.schedules:
+        if schedule.active and schedule.slug in paused:
+            _send("PATCH", f"/deployments/{deployment.id}/schedules/{schedule.id}", {"active": False})
+
+
+def _send(method: Literal["PATCH", "POST"], path: str, body: object) -> None:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.request(method, path, json=body)  # type: ignore[arg-type]  # its paths are literals
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ class Store:
         duration: float,
         versions: Mapping[str, str] | None = None,
         run_id: str | None = None,
+        accepted: Mapping[str, Any] | None = None,
     ) -> Manifest:
         """Turn the work directory of a stage into its finished output, by one rename. Checkpoints are dropped.
 
@@ -169,6 +170,7 @@ class Store:
             versions=dict(versions or {}),
             run_id=run_id,
             host=socket.gethostname(),
+            accepted=accepted,
         )
         earlier, _ = self.find(stage, fingerprint, verify=True)
         if earlier is not None and earlier.digest == manifest.digest:

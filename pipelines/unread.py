@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_core.data.files import data_files
-from rloo_core.settings import AlgorithmSettings, ExperimentSettings
+from rloo_core.settings import AlgorithmSettings, ComputeSettings, ExperimentSettings, RewardModelSettings
 from rloo_core.stages import Stage
 
 # Read, and of no effect on any number of the result, by their last name.
@@ -52,6 +52,13 @@ ONLINE = (
     "sampler_cap",
 )
 
+# What a run without a reward model says about it.
+NO_REWARD_MODEL = (
+    "model.",
+    *(f"reward_model.{name}" for name in RewardModelSettings.model_fields if name != "enabled"),
+    *(f"compute.{name}" for name in ComputeSettings.model_fields if name != "threads"),
+)
+
 SWITCHED_OFF = (
     # The data stage tokenises: of the model it reads the tokenizer alone. Later stages start from earlier ones' models.
     SwitchedOff(("model.scratch.", "model.lora."), lambda stage, _: stage.name == "data"),
@@ -61,12 +68,14 @@ SWITCHED_OFF = (
     ),
     SwitchedOff(("model.scratch.",), lambda _, s: not _from_nothing(s)),
     SwitchedOff(("model.revision", "model.gguf_file"), lambda _, s: _from_nothing(s)),
+    SwitchedOff(("model.gguf_package",), lambda stage, s: stage.name == "sft" and s.model.path is not None),
     SwitchedOff(("model.lora.",), lambda stage, _: stage.name == "evaluation"),
     SwitchedOff(("model.lora.alpha", "model.lora.target_modules"), lambda _, s: s.model.lora.rank == 0),
     SwitchedOff(("data.synthetic.",), lambda _, s: s.data.source != "synthetic"),
     # Where local files lie does not matter: their bytes are in the fingerprint.
     SwitchedOff(("data.path",), lambda _, s: s.data.source == "synthetic" or bool(data_files(s.data))),
     SwitchedOff(("model.path",), lambda _, s: local(s.model.path)),
+    SwitchedOff(NO_REWARD_MODEL, lambda stage, s: stage.name == "reward_model" and not s.reward_model.enabled),
     SwitchedOff(("reward_model.path",), lambda _, s: local(s.reward_model.path)),
     SwitchedOff(("compute.layout",), lambda stage, _: stage.name == "sft"),
     SwitchedOff(("evaluation.llm.",), lambda _, s: "llm" not in s.evaluation.judges),

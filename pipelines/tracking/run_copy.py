@@ -245,7 +245,7 @@ class RunCopy:
         wanted = {**state.tags, **state.process, "attempt": str(state.attempt)}
         parent = self.mirror.id_of(state.parent)
         wanted |= {PARENT: parent} if parent else {}
-        wanted |= {} if state.stage else self.mirror.notes(state)
+        wanted |= {"fingerprint": state.fingerprint} if state.stage else self.mirror.notes(state)
         tables = [name for name in self.evidence.files() if name.startswith("tables/")]
         if tables:
             wanted["mlflow.loggedArtifacts"] = json.dumps([{"path": name, "type": "table"} for name in tables])

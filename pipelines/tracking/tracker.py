@@ -2,7 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,20 @@ class Tracker:
         """Whether what lies in a stage's work directory is of this very run, which goes on."""
         evidence = self.mirror.evidence(work / LOGS)
         return evidence is not None and evidence.state.parent == self._state.key
+
+    @contextmanager
+    def moving(self, work: Path, fingerprint: str) -> Iterator[Callable[[Path], None]]:
+        """While a stage's work goes to another fingerprint, nobody copies it; `moved(work)` says where it is then."""
+        evidence = self.mirror.evidence(work / LOGS)
+
+        def moved(place: Path) -> None:
+            if evidence is not None:
+                evidence.moved(place / LOGS)
+                evidence.state.fingerprint = fingerprint
+                evidence.begin()
+
+        with evidence.lock if evidence is not None else nullcontext():
+            yield moved
 
     def start_stage(
         self, stage: str, fingerprint: str, settings: Mapping[str, object], work: Path, inputs: Mapping[str, str]

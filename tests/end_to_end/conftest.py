@@ -3,10 +3,23 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.services import SMALL, Machine, machine
+
+SMOLLM2 = [  # one update a stage, two completions a prompt, two prompts
+    "run", "experiment=hh_smollm2", "--no-prefect", "data.max_rows=24", "sft.batch_size=4", "sft.epochs=0.1",
+    "reward_model.batch_size=4", "reward_model.epochs=0.1", "algorithm.steps=1", "algorithm.rollout_batch_size=4",
+    "algorithm.eval_prompts=2", "algorithm.max_new_tokens=8", "evaluation.prompts=2", "evaluation.max_new_tokens=16",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs of SmolLM2 are started, so that a second one finds the first one's data and SFT."""
+    return tmp_path_factory.mktemp("smollm2")
 
 
 @pytest.fixture(scope="session")

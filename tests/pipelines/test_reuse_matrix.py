@@ -1,5 +1,6 @@
 """The reuse matrix: a setting is in a stage's fingerprint exactly if the stage reads it, seen while it runs."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -15,6 +16,7 @@ from rloo_core.rules import flatten
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 from tests.pipelines.tracing import MICRO, reads
+from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer
 
 # Read by who launches a stage, and part of the result: sums over processes differ in the last bits.
 LAUNCH = "compute.processes"
@@ -28,7 +30,29 @@ VARIANTS = [
     "algorithm=dapo algorithm.overlong_buffer=2",
     "algorithm=grpo algorithm.kl_coef=0.1",
     "algorithm=reinforce algorithm.kl.target=1.0",
-]
+    "OWN",
+    "OWN model.lora.rank=2 algorithm=dpo",
+    "OWN reward_model=none reward.terms=[repetition] sft.keep_best=-validation/loss",
+]  # OWN: tables and a pretrained model from files
+
+
+def own_input(place: Path) -> list[str]:
+    """Tables of one's own and a model that was trained elsewhere, as files, and the settings that name them."""
+    place.mkdir()
+    for name, columns in (("preferences", ("chosen", "rejected")), ("demonstrations", ("completion",))):
+        rows = [
+            {"prompt": f"w{7 + i} w{3 + i}", **{c: " ".join(["w5"] * (k + 1)) for k, c in enumerate(columns)}}
+            for i in range(12)
+        ]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model: Any = tiny_neox()
+    model.save_pretrained(place / "model")
+    tiny_tokenizer().save_pretrained(place / "model")
+    return [
+        "data=tables", f"data.path={place}", "model=pretrained", f"model.path={place}/model",
+        "data.max_prompt_tokens=8", "data.max_total_tokens=16", "data.validation_fraction=0.3",
+        "data.test_fraction=0.3", "sft.batch_size=2", "reward_model.batch_size=2",
+    ]  # fmt: skip
 
 
 def in_fingerprint(settings: ExperimentSettings, stage: str) -> set[str]:
@@ -38,7 +62,9 @@ def in_fingerprint(settings: ExperimentSettings, stage: str) -> set[str]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_fingerprint_holds_what_is_read_and_nothing_else(variant: str, tmp_path: Path) -> None:
-    settings = load_settings([*MICRO, f"paths.root={tmp_path}/runs", *variant.split()])
+    own = own_input(tmp_path / "own") if variant.startswith("OWN") else []
+    typed = [*MICRO, f"paths.root={tmp_path}/runs", *own, *variant.removeprefix("OWN").split()]
+    settings = load_settings(typed)
     wrong = {}
     for stage, read in reads(settings, tmp_path / "stages").items():
         counted = {name for name in read if name not in OTHERWISE and name.rpartition(".")[2] not in NO_EFFECT}

@@ -137,6 +137,61 @@ def test_a_harmless_code_change_is_accepted_and_recorded(
     assert fake_stages.calls == ["policy", "evaluation"]  # a changed setting is no code change
 
 
+def test_a_stage_whose_code_was_mended_goes_on_if_a_person_accepts_that(
+    settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in a reward function stops the policy; mended, it goes on from its checkpoint, in its MLflow run."""
+    fake_stages.trouble["policy"] = ValueError("list index out of range")
+    assert run(settings)[0] == 1
+    fake_stages.trouble.clear()
+    original = fingerprint._code
+    monkeypatch.setattr(fingerprint, "_code", lambda *a: original(*a) | {"my_rewards": "mended"})
+    fake_stages.calls.clear()
+    fake_stages.first.clear()
+    store = Store(settings.paths.root)
+    reasons = {stage.name: stage.reason for stage in make_plan(settings, store, Selection(accept_code=True))}
+    assert reasons["policy"] == "goes on from checkpoints, accepted: code added: my_rewards.py"
+    code, text = run(settings, Selection(accept_code=True))
+    assert code == 0, text
+    assert "policy         accepted, and goes on from its checkpoints: code added: my_rewards.py" in text
+    assert fake_stages.calls == ["policy", "evaluation"]
+    assert fake_stages.first["policy"] == fake_stages.STEPS // 2 - 1
+    (manifest,) = store.manifests("policy")
+    assert manifest.accepted is not None
+    assert manifest.accepted["changed"] == ["code added: my_rewards.py"]
+    parents, stages = runs(settings)
+    (policy,) = stages["policy"]  # taken up, not begun again
+    assert (policy.info.status, policy.data.tags["fingerprint"]) == ("FINISHED", manifest.fingerprint)
+    assert policy.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
+    assert "my_rewards.py" in parents[0].data.tags["accepted.policy"]
+    assert sorted((store.root / "work" / "policy").glob("*")) == []
+    assert list((store.root / "tracking").iterdir()) == []
+
+
+def test_without_a_word_a_stage_of_other_code_starts_anew(
+    settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_stages.trouble["policy"] = ValueError("list index out of range")
+    assert run(settings)[0] == 1
+    fake_stages.trouble.clear()
+    original = fingerprint._code
+    monkeypatch.setattr(fingerprint, "_code", lambda *a: original(*a) | {"my_rewards": "mended"})
+    reasons = {stage.name: stage.reason for stage in make_plan(settings, Store(settings.paths.root), Selection())}
+    wanted = "code added: my_rewards.py; starts anew (--accept-code would go on from its checkpoints)"
+    assert reasons["policy"] == wanted
+    assert run(settings)[0] == 0
+    assert fake_stages.first["policy"] == 0
+
+
+def test_a_changed_setting_is_no_change_of_code(settings: ExperimentSettings) -> None:
+    fake_stages.trouble["policy"] = ValueError("list index out of range")
+    assert run(settings)[0] == 1
+    fake_stages.trouble.clear()
+    algorithm = settings.algorithm.model_copy(update={"kl_coef": 0.7})
+    assert run(settings, Selection(accept_code=True), algorithm=algorithm)[0] == 0
+    assert fake_stages.first["policy"] == 0
+
+
 def test_a_device_that_is_not_there_is_told_before_any_work(
     settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
