@@ -145,9 +145,9 @@ class Planner:
         unfinished = find_unfinished(self.store, name, fingerprint.hex, fingerprint.parts)
         if unfinished is not None:
             changed = ", ".join(explain(unfinished.parts, fingerprint.parts)[:SHOWN_DIFFERENCES])
-            accepted = f"goes on from checkpoints, accepted: {changed}"
+            goes_on = f"goes on from checkpoints, accepted: {changed}"
             anew = f"{changed}; starts anew (--accept-code would go on from its checkpoints)"
-            reason = accepted if self.selection.accept_code else anew
+            reason = goes_on if self.selection.accept_code else anew
         taken_up = unfinished if self.selection.accept_code else None
         return PlannedStage(name, "run", reason, fingerprint.hex, parts=fingerprint.parts, unfinished=taken_up)
 

@@ -137,6 +137,15 @@ def test_a_harmless_code_change_is_accepted_and_recorded(
     assert fake_stages.calls == ["policy", "evaluation"]  # a changed setting is no code change
 
 
+def mend_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the policy's code be another."""
+    original = fingerprint._code
+    mended = {"my_rewards": "mended"}
+    monkeypatch.setattr(
+        fingerprint, "_code", lambda stage, *a: original(stage, *a) | (mended if stage.name == "policy" else {})
+    )
+
+
 def test_a_stage_whose_code_was_mended_goes_on_if_a_person_accepts_that(
     settings: ExperimentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,8 +153,7 @@ def test_a_stage_whose_code_was_mended_goes_on_if_a_person_accepts_that(
     fake_stages.trouble["policy"] = ValueError("list index out of range")
     assert run(settings)[0] == 1
     fake_stages.trouble.clear()
-    original = fingerprint._code
-    monkeypatch.setattr(fingerprint, "_code", lambda *a: original(*a) | {"my_rewards": "mended"})
+    mend_the_reward(monkeypatch)
     fake_stages.calls.clear()
     fake_stages.first.clear()
     store = Store(settings.paths.root)
@@ -174,8 +182,7 @@ def test_without_a_word_a_stage_of_other_code_starts_anew(
     fake_stages.trouble["policy"] = ValueError("list index out of range")
     assert run(settings)[0] == 1
     fake_stages.trouble.clear()
-    original = fingerprint._code
-    monkeypatch.setattr(fingerprint, "_code", lambda *a: original(*a) | {"my_rewards": "mended"})
+    mend_the_reward(monkeypatch)
     reasons = {stage.name: stage.reason for stage in make_plan(settings, Store(settings.paths.root), Selection())}
     wanted = "code added: my_rewards.py; starts anew (--accept-code would go on from its checkpoints)"
     assert reasons["policy"] == wanted
