@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import DeploymentSchedule
     from prefect.client.schemas.responses import DeploymentResponse
 
-FLOW = "rloo"  # of pipelines.flow, which is not imported for its name
+FLOWS = ["rloo", "rloo-study"]  # of pipelines.flow and pipelines.studies.flow, which are not imported for their names
 FILE = Path(__file__).with_name("prefect.yaml")
 
 
@@ -71,7 +71,7 @@ def _deployments() -> "list[DeploymentResponse]":
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     with get_client(sync_client=True) as client:
-        return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])))
+        return client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)))
 
 
 def _refuse_unknown_parameters(deployment: "DeploymentResponse") -> None:

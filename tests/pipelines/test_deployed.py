@@ -1,20 +1,35 @@
 """Runs that a deployment starts: parameters, what belongs to the machine, and pages that show text as text."""
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipelines.config_errors import ConfigError
 from pipelines.deployed import keep_overrides, request, run_root
 from pipelines.flow_parameters import as_parameters, flow_run_name
 from pipelines.plan import Selection
 from pipelines.preflight import NotReady
+from pipelines.services_deploy import FILE, FLOWS
 
 NOTHING: dict[str, Any] = {
     "experiment": "tiny", "overrides": [], "from_stage": None, "until": None, "only": [], "force": [], "dry_run": False,
 }  # fmt: skip
+
+
+def test_every_deployment_starts_a_flow_that_takes_its_parameters() -> None:
+    """Read as Prefect reads it: a colon too many, and nothing at all is deployed."""
+    deployments = yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
+    names = [each["name"] for each in deployments]
+    assert len(names) == len(set(names)) > 7
+    for each in deployments:
+        module, _, function = each["entrypoint"].rpartition(".")
+        flow = getattr(importlib.import_module(module), function)
+        assert flow.name in FLOWS
+        assert set(each["parameters"]) <= set(flow.validate_parameters(each["parameters"]))
 
 
 def test_the_run_root_and_what_the_machine_was_given_come_from_the_machine(tmp_path: Path) -> None:
