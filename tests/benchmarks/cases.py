@@ -100,16 +100,16 @@ def reward(prompts: list[str], completions: list[str], **columns: object) -> lis
 PEER = "TRL 1.16"
 GENERATE = "generate"
 CASES = {
-    "step_70m": (Case("step", PYTHIA_70M, 4, (128, 256), 4, 53), PEER),
-    "step_70m_bf16": (Case("step", PYTHIA_70M, 4, (128, 256), 4, 53, low_precision=True), PEER),
+    "step_70m": (Case("step", PYTHIA_70M, 4, (128, 256), 4, 53, steps=2), PEER),
+    "step_70m_bf16": (Case("step", PYTHIA_70M, 4, (128, 256), 4, 53, steps=2, low_precision=True), PEER),
     "step_14m": (Case("step", PYTHIA_14M, 8, (128, 256), 4, 53), PEER),
     "step_tiny": (Case("step", TINY, 32, (64, 64), 4, 32, steps=4), PEER),
     "floor_70m": (Case("floor", PYTHIA_70M, 4, (128, 256), 4, 53, steps=4), None),
     "sampler_70m": (Case("sampler", PYTHIA_70M, 4, (128, 256), 4, 53), GENERATE),
     "sampler_70m_bf16": (Case("sampler", PYTHIA_70M, 4, (128, 256), 4, 53, low_precision=True), GENERATE),
     "reward_model": (Case("reward_model", PYTHIA_70M, 8, (256, 256), 2, 53), PEER),
-    "dpo": (Case("dpo", PYTHIA_70M, 4, (256, 256), 2, 53), PEER),
+    "dpo": (Case("dpo", PYTHIA_70M, 4, (256, 256), 2, 53, steps=2), PEER),
 }
-GROWTH = {f"growth_k{k}": Case("step", PYTHIA_14M, 4, (128, 256), k, 53) for k in (2, 4, 8, 16)} | {
-    f"growth_t{t}": Case("step", PYTHIA_14M, 4, (128, 256), 4, t) for t in (32, 64, 128, 256)
+GROWTH = {f"growth_k{k}": Case("step", PYTHIA_14M, 4, (128, 256), k, 53, steps=2) for k in (2, 4, 8, 16)} | {
+    f"growth_t{t}": Case("step", PYTHIA_14M, 4, (128, 256), 4, t, steps=2) for t in (32, 64, 128, 256)
 }

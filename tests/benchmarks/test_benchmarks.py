@@ -24,6 +24,24 @@ def test_the_floor_by_hand():
     assert floor_seconds(case, 1e9) == pytest.approx(4 * (2 * trunk * 50 + 2 * head * 20) / 1e9)
 
 
+def test_a_peer_that_is_the_same_runs_once_and_a_missing_result_is_said(monkeypatch):
+    asked = []
+
+    def measure(side, name):
+        asked.append((side, name))
+        return {"cpu": [4.0 if side == "peer" else 2.0], "wall": [1.0], "memory": 1.0, "rate": 1e9}
+
+    monkeypatch.setattr(command, "measure", measure)
+    known = {}
+    rows = [command.compare(name, 1, known)[0] for name in ("step_70m", "step_70m_bf16", "step_14m")]
+    assert [row["ratio"] for row in rows] == [2.0, 2.0, 2.0]
+    assert [name for side, name in asked if side == "peer"] == ["step_70m", "step_14m"]
+    monkeypatch.undo()
+    monkeypatch.setattr(command, "LONGEST", 0.001)
+    with pytest.raises(command.NoResultError, match="took more than"):
+        command.measure("ours", "step_tiny")
+
+
 def test_every_name_of_the_table_can_be_measured():
     assert {case.kind for case, _ in CASES.values()} <= {"step", "floor", "sampler", "reward_model", "dpo"}
     assert {case.kind for case in GROWTH.values()} == {"step"}
