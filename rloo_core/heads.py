@@ -29,7 +29,7 @@ class Distribution(NamedTuple):
     """Of given tokens under softmax(logits / temperature), both float32 (float64 for float64 models). Shape [N]."""
 
     logprobs: Tensor
-    entropy: Tensor  # nats, no gradient
+    entropy: Tensor  # nats, no gradient; zero where it was not asked for
 
 
 def unwrapped(model: Any) -> Any:
@@ -64,7 +64,9 @@ def head_of(model: Any) -> Head | None:
     return Head(layer.weight, layer.bias, scale, cap)
 
 
-def token_distribution(hidden: Tensor, tokens: Tensor, head: Head, temperature: float) -> Distribution:
+def token_distribution(
+    hidden: Tensor, tokens: Tensor, head: Head, temperature: float, entropy: bool = True
+) -> Distribution:
     """Log-probs of tokens and the entropy of what they were drawn from.
 
     Args:
@@ -72,10 +74,11 @@ def token_distribution(hidden: Tensor, tokens: Tensor, head: Head, temperature: 
         tokens: Token ids. Shape [N].
         head: The model's head; gradients reach its weights.
         temperature: Logits are divided by it.
+        entropy: Whether anybody wants it: it takes two more passes over the logits.
     """
     weight, bias = head.weight.to(hidden.dtype), None if head.bias is None else head.bias.to(hidden.dtype)
     values: tuple[Tensor, Tensor] = _Chunked.apply(
-        hidden, weight, bias, tokens, head.scale, head.cap, temperature, torch.is_grad_enabled()
+        hidden, weight, bias, tokens, head.scale, head.cap, temperature, torch.is_grad_enabled(), entropy
     )
     return Distribution(*values)
 
@@ -129,6 +132,7 @@ class _Chunked(torch.autograd.Function):
         cap: float | None,
         temperature: float,
         keep: bool,
+        entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK // len(weight))
         room = KEPT if keep and cap is None and any(ctx.needs_input_grad[:3]) else 0
@@ -142,7 +146,8 @@ class _Chunked(torch.autograd.Function):
             total = powers.sum(1, keepdim=True)
             log_total = total.squeeze(1).log()
             logprobs = shifted.gather(1, chosen[:, None]).squeeze(1) - log_total
-            parts.append((logprobs, log_total - shifted.mul_(powers).sum(1) / total.squeeze(1)))
+            mean = shifted.mul_(powers).sum(1) / total.squeeze(1) if entropy else log_total
+            parts.append((logprobs, log_total - mean))
             if powers.numel() <= room:
                 kept += [powers, total]
                 room -= powers.numel()
@@ -176,7 +181,7 @@ class _Chunked(torch.autograd.Function):
                 to_weight.addmm_(to_logits.t(), hidden[some])
             if to_bias is not None:
                 to_bias += to_logits.sum(0)
-        return to_hidden, to_weight, to_bias, None, None, None, None, None
+        return to_hidden, to_weight, to_bias, None, None, None, None, None, None
 
 
 def _to_logits(

@@ -22,7 +22,12 @@ class CompletionLogprobs(NamedTuple):
 
 
 def completion_logprobs(
-    model: nn.Module, groups: CompletionGroups, *, temperature: float, layout: Layout = Layout.PADDED
+    model: nn.Module,
+    groups: CompletionGroups,
+    *,
+    temperature: float,
+    layout: Layout = Layout.PADDED,
+    entropy: bool = True,
 ) -> CompletionLogprobs:
     """Log-probs of completion tokens, and the entropy they were drawn with, under softmax(logits / temperature).
 
@@ -34,6 +39,7 @@ def completion_logprobs(
         groups: Prompts and their completions.
         temperature: Sampling temperature, so that log-probs are those of the distribution sampled from.
         layout: Whether completions share their prompt's computation; the numbers are the same.
+        entropy: Whether anybody wants it; zeros otherwise, and less work.
 
     Returns:
         Log-probs and entropies, [P, K, T].
@@ -45,7 +51,7 @@ def completion_logprobs(
         found = _through_the_whole_head(model, rows, groups, temperature)
     else:
         hidden = _last_hidden_states(model, decoder_of(plain), rows)[rows.predictors[mask]]
-        found = token_distribution(hidden, groups.completion_ids[mask], head, temperature)
+        found = token_distribution(hidden, groups.completion_ids[mask], head, temperature, entropy)
     zeros = found.logprobs.new_zeros(mask.shape)
     return CompletionLogprobs(
         zeros.masked_scatter(mask, found.logprobs), zeros.masked_scatter(mask, found.entropy.detach())
@@ -59,7 +65,7 @@ def reference_logprobs(
 
     @torch.no_grad()
     def logprobs(groups: CompletionGroups) -> Tensor:
-        return completion_logprobs(model, groups, temperature=temperature, layout=layout).logprobs
+        return completion_logprobs(model, groups, temperature=temperature, layout=layout, entropy=False).logprobs
 
     return logprobs
 

@@ -35,6 +35,14 @@ def test_equals_one_completion_at_a_time(make_model, temperature):
             assert torch.all(logprobs[p, k, len(completion) :] == 0)
 
 
+def test_an_entropy_that_nobody_reads_is_not_computed_and_changes_no_log_prob():
+    groups = CompletionGroups.from_ids(PROMPTS, COMPLETIONS, pad_id=0)
+    model = tiny_neox()
+    both, alone = (completion_logprobs(model, groups, temperature=0.7, entropy=wanted) for wanted in (True, False))
+    assert torch.equal(both.logprobs, alone.logprobs)
+    assert both.entropy.abs().sum() > 0 == alone.entropy.abs().sum()
+
+
 def test_what_stands_in_the_padding_changes_nothing():
     model = tiny_neox()
     groups = CompletionGroups.from_ids(PROMPTS, COMPLETIONS, pad_id=0)
