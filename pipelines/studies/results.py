@@ -135,7 +135,9 @@ class Results:
             ("intervals", "95 % t intervals over seeds; differences are paired by seed, with the same prompts"),
         ]
         if study.claims:
-            facts.append(("claims", f"two-sided paired t tests, corrected for {len(study.claims)} claims (Holm)"))
+            tested = sum(row.p is not None for row in self.claims)
+            of = f"their number, {tested}" if tested == len(self.claims) else f"the {tested} that could be tested"
+            facts.append(("claims", f"two-sided paired t tests, corrected for {of} (Holm)"))
         return facts
 
     def _claim(self, claim: Claim, found: Contrast | None, corrected: float | None) -> ClaimRow:

@@ -275,3 +275,30 @@ def test_the_results_of_a_study_with_diverged_and_failed_points(found):
         "04_against_kl",
     ]
     assert page.tables[0].rows[3][2:] == ["–", "–", "–"]
+
+
+def test_a_study_without_axes_has_one_row_and_its_figures(tmp_path):
+    wishes = {
+        "tables": [{"caption": "", "measures": ["gold"]}],
+        "figures": [
+            {"kind": "curves", "y": ["gold"], "caption": ""}, {"kind": "bars", "y": ["gold"], "caption": ""},
+            {"kind": "against_kl", "y": ["gold"], "caption": ""},
+        ],
+        "claims": [ROBUST | {"says": "It learns", "contrast": [{"weight": 1, "cell": {}}]}],
+    }  # fmt: skip
+    measures = {"gold": {"label": "gold", "of": "gold", "take": "last"}}
+    study = small(tmp_path, axes={}, measures=measures, **wishes)
+    made = Results(Values(study, [result({}, seed, [0.0, 1.0, 2.0 + seed]) for seed in range(3)]), [], "")
+    assert made.page.tables[0].rows == [[f"3.00 ± {T_2 / math.sqrt(3):.2f}"]]
+    assert len(made.figures) == 4
+    assert made.claims[0].verdict == "supported"
+    assert made.numbers()["gold/all"] == 3.0
+
+
+def test_the_page_counts_what_was_corrected_for(found):
+    given = [each for each in results() if each.cell != RAFT_3]
+    noise = {"says": "noise costs RLOO", "contrast": [{"weight": 1, "cell": RLOO_0}, {"weight": -1, "cell": RLOO_3}]}
+    facts = dict(Results(found(given, claims=claims({}, noise)), [], "").page.facts)
+    assert facts["claims"] == "two-sided paired t tests, corrected for the 1 that could be tested (Holm)"
+    facts = dict(Results(found(claims=claims({}, noise)), [], "").page.facts)
+    assert facts["claims"] == "two-sided paired t tests, corrected for their number, 2 (Holm)"
