@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.config_errors import Refused
 from pipelines.config_overrides import without_root
@@ -21,7 +22,9 @@ from pipelines.studies.definition import Definition
 from pipelines.studies.point import Errand, Returned
 from pipelines.studies.points import Point, shared
 from pipelines.studies.progress import Progress
-from pipelines.studies.tracking import StudyRun
+
+if TYPE_CHECKING:
+    from pipelines.studies.tracking import StudyRun
 
 Make = Callable[[Sequence[Errand]], Iterator[Returned]]
 """Makes errands side by side, and gives them back in the order in which they end."""
@@ -44,7 +47,7 @@ class Conduct:
 
     study: Definition
     points: Sequence[Point]
-    run: StudyRun
+    run: "StudyRun"
     console: Console
     progress: Progress
     on_progress: Callable[[], None] = lambda: None
