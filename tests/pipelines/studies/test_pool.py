@@ -78,7 +78,7 @@ def test_a_stopped_pool_ends_its_processes(tmp_path, monkeypatch, kind):
 
 
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path):
-    parent = subprocess.Popen([sys.executable, "-m", HERE, str(tmp_path)], cwd=CHECKOUT)
+    parent, numbers = subprocess.Popen([sys.executable, "-m", HERE, str(tmp_path)], cwd=CHECKOUT), []
     try:
         numbers = waiting(tmp_path, ["a", "b"])
         assert all(map(is_there, numbers))
@@ -87,3 +87,5 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path):
     finally:
         parent.kill()
         parent.wait()
+        for number in filter(is_there, numbers):
+            os.kill(number, signal.SIGKILL)
