@@ -50,11 +50,19 @@ def choose_tokens(logits: Tensor, temperature: float, uniform: Tensor, truncatio
         temperature: 0 takes the most probable token (the lowest id among equals), with its log-prob at temperature 1.
         uniform: Numbers in [0, 1), shape [B]; float64.
         truncation: Tokens that may be drawn; by default all.
+
+    Raises:
+        ValueError: If a row's logits are no numbers: then the model's weights are none, either.
     """
     shifted = in_float32(logits) / (temperature or 1.0)
     shifted -= shifted.amax(1, keepdim=True)
     powers = shifted.exp()
     log_total = powers.sum(1).log()
+    if not bool(log_total.isfinite().all()):
+        raise ValueError(
+            "the model's logits are not finite, so nothing can be sampled: training has diverged. Lower the stage's "
+            "learning_rate, or start again from other weights"
+        )
     if temperature == 0.0:
         tokens = logits.argmax(-1)
     else:

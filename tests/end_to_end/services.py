@@ -62,9 +62,9 @@ class Machine:
                 time.sleep(0.5)
         return json.loads(text) if text else None
 
-    def start(self, deployment: str, **parameters: object) -> str:
+    def start(self, deployment: str, flow: str = "rloo", **parameters: object) -> str:
         """Start a run of a deployment, as the button in Prefect's pages does; its id."""
-        found = self.ask(f"deployments/name/rloo/{deployment}")
+        found = self.ask(f"deployments/name/{flow}/{deployment}")
         parameters = {**found["parameters"], **parameters}
         return str(self.ask(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
 

@@ -106,6 +106,21 @@ def test_cancelling_stops_everything(here: Machine, full: str) -> None:
     until(lambda: here.stages(run)["sft"] in ("Crashed", "Cancelled"), "the stage to end")
 
 
+def test_a_study_is_cancelled_with_all_its_points(here: Machine, full: str) -> None:
+    changes = ["experiment=tiny", *SMALL, "algorithm.steps=4000"]
+    run = here.start("study-kl", "rloo-study", profile="quick", overrides=changes)
+    until(lambda: [name for name, state in here.stages(run).items() if "kl_coef" in name and state == "Running"][1:],
+          "two points to be in training")  # fmt: skip
+    assert len(processes(run)) > 3  # the flow, what its points are forked from, two points
+    here.set_state(run, "CANCELLING", "Cancelling")
+    here.wait_for(run, "CANCELLED")
+    until(lambda: not processes(run), "the processes of its points to end", 15)
+    client = here.client()
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    running = client.search_runs(experiments, "attributes.status = 'RUNNING'")
+    assert [each.info.run_name for each in running if "study" in each.data.tags] == []
+
+
 def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full: str) -> None:
     run = here.start("full", experiment="tiny", overrides=[*SMALL, LONG_SFT])
     until(lambda: here.stages(run).get("sft") == "Running", "training")

@@ -78,6 +78,13 @@ def test_the_ends_of_the_unit_interval_give_possible_tokens():
         assert choose_tokens(logits, 1.0, ends).tokens.tolist() == [only, only]
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_no_numbers_are_told(wrong):
+    logits = torch.stack([LOGITS, torch.full_like(LOGITS, wrong)])
+    with pytest.raises(ValueError, match="training has diverged"):
+        choose_tokens(logits, 1.0, uniforms(2))
+
+
 def test_log_probs_are_those_of_the_whole_distribution_at_the_temperature():
     uniform = uniforms(50)
     found = choose_tokens(LOGITS.expand(50, -1), 0.6, uniform, Truncation(top_k=2))
