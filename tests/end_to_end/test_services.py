@@ -107,7 +107,7 @@ def test_cancelling_stops_everything(here: Machine, full: str) -> None:
 
 
 def test_a_study_is_cancelled_with_all_its_points(here: Machine, full: str) -> None:
-    changes = ["experiment=tiny", *SMALL, "algorithm.steps=4000"]
+    changes = ["experiment=tiny", *SMALL, "evaluation.prompts=8", "algorithm.steps=4000"]
     run = here.start("study-kl", "rloo-study", profile="quick", overrides=changes)
     until(lambda: [name for name, state in here.stages(run).items() if "kl_coef" in name and state == "Running"][1:],
           "two points to be in training")  # fmt: skip
