@@ -51,7 +51,7 @@ def test_a_study_too_large_for_this_machine_can_be_looked_at(study, monkeypatch)
     monkeypatch.setattr("pipelines.studies.budget.free_memory", lambda: 1.0)
     shown = study("small.yaml", "--plan", "--seeds", "1")
     assert shown.exit_code == 3
-    assert "none on this machine (a point may take 1.5 GiB" in shown.output
+    assert "none on this machine (a point may take 2.0 GiB" in shown.output
     assert json.loads(study("small.yaml", "--json", "--seeds", "1").stdout)[0]["workers"] is None
     assert study("small.yaml", "--no-prefect", "--seeds", "1").exit_code == 2
 
@@ -65,7 +65,7 @@ def test_a_study_too_large_for_this_machine_can_be_looked_at(study, monkeypatch)
         (["small.yaml", "algorithm.reward_noise=1"], "algorithm.reward_noise is set by the axis sigma"),
         (["small.yaml", "seed=3"], "say how many with --seeds"),
         (["small.yaml", "--seeds", "0"], "--seeds"),
-        (["small.yaml", "--workers", "999", "--plan"], "--workers 999: so many points take 1498.5 GiB"),
+        (["small.yaml", "--workers", "999", "--plan"], "--workers 999: so many points take 1998.0 GiB"),
         (["small.yaml", "--worker", "1"], "--worker"),
         (["small.yaml", "--runner", "dask", "--no-prefect"], "does not go with --no-prefect"),
         (["small.yaml", "--address", "tcp://a:1"], "say of which with --runner dask"),

@@ -105,7 +105,8 @@ def test_a_server_that_is_not_there_is_given_up_soon(tmp_path):
     with ChatServer({"post": ["error"] * 1000}) as server:
         with pytest.raises(JudgeError, match="no answer to 12 questions"):
             judge_both_orders(judge(server, tmp_path), questions(100))
-        assert len(server.requests) <= (12 + 4) * 4
+        # 12 questions and the 4 under way, each asked 4 times, and those begun before the news spreads; 800 in all
+        assert (12 * 4) <= len(server.requests) <= 2 * (12 + 4) * 4
 
 
 def test_a_wrong_key_ends_it_at_once_and_is_not_repeated(tmp_path, caplog):
