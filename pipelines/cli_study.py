@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from pipelines.studies.run import Prepared
 
 SETTINGS = {"ignore_unknown_options": True}
-ALL = "all"
 commands = typer.Typer()
 
 
@@ -58,7 +57,7 @@ def study(
 
     - `rloo study kl` RLOO and RAFT over KL coefficients, five seeds
     - `rloo study noise --profile quick` a coarse look
-    - `rloo study all --profile laptop` the paper's set: about an hour and a quarter on two cores
+    - `rloo study all --profile laptop` the paper's set: about an hour and a half on two cores
     - `rloo study algorithms --profile paper --plan` composes and checks the full-scale grid
     - `rloo study my_study.yaml algorithm.steps=20 --seeds 3`
     """
@@ -71,7 +70,7 @@ def study(
         if plan or as_json:
             _show(found, as_json)
             return
-        code = _run(found, not no_prefect, together=name == ALL)
+        code = _run(found, not no_prefect, together=len(found) > 1)
     raise typer.Exit(code)
 
 
@@ -95,14 +94,14 @@ def _prepared(
     address: str | None,
 ) -> "list[Prepared]":
     from pipelines.cli import settings_of
-    from pipelines.studies.loading import load_definition, study_names
+    from pipelines.config_overrides import without_root
+    from pipelines.studies.loading import load_definition, named
     from pipelines.studies.run import Options, prepare
 
     root = Path(settings_of([text for text in overrides if text.startswith("paths.root=")]).paths.root)
     options = Options(root, tuple(overrides), workers, memory, runner, address)
-    own = tuple(text for text in overrides if not text.startswith("paths.root="))
-    names = study_names() if name == ALL else [name]
-    return [prepare(load_definition(each, profile, own, seeds), options) for each in names]
+    own = without_root(overrides)
+    return [prepare(load_definition(each, profile, own, seeds), options) for each in named(name)]
 
 
 def _run(found: "list[Prepared]", use_prefect: bool, together: bool) -> int:

@@ -16,11 +16,10 @@ from pipelines.config_overrides import without_root
 from pipelines.console import Console
 from pipelines.digests import sha256_of_text
 from pipelines.evidence import FINISHED, RECORDS, Evidence
-from pipelines.plan import Selection, make_plan
 from pipelines.store import Store
 from pipelines.studies.definition import Definition
 from pipelines.studies.point import Errand, Returned
-from pipelines.studies.points import Point, shared
+from pipelines.studies.points import Point, finished, shared
 from pipelines.studies.progress import Progress
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class Conduct:
         console: What a person sees.
         progress: How far it is.
         on_progress: Is told whenever a point has come back.
-        computed: Stages that were computed in this start, by errand.
         returned: What became of each point, by its name.
     """
 
@@ -51,7 +49,6 @@ class Conduct:
     console: Console
     progress: Progress
     on_progress: Callable[[], None] = lambda: None
-    computed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     returned: dict[str, Returned] = field(default_factory=dict)
 
     def make(self, make: Make) -> dict[str, Returned]:
@@ -81,7 +78,6 @@ class Conduct:
                 self.console.line(f"shared: {', '.join(errands)}")
             makers = {name: wave[identity] for name, identity in errands.items()}
             for found in make([self._errand(point, name) for name, point in makers.items()]):
-                self.computed[found.name] = found.computed
                 if found.error:
                     broken[errands[found.name]] = f"{found.name}: {found.error}"
                     self.console.error(broken[errands[found.name]])
@@ -103,11 +99,7 @@ class Conduct:
         return Returned(point.name, fingerprints)
 
     def _plan(self, point: Point, until: str) -> dict[str, str] | None:
-        """Fingerprints of the stages up to one, if all of them are finished."""
-        plan = make_plan(point.settings, Store(self.run.root), Selection(until=until), point.overrides)
-        wanted = [stage for stage in plan if stage.action != "skip"]
-        finished = {stage.name: stage.fingerprint for stage in wanted if stage.action == "reuse" and stage.fingerprint}
-        return finished if len(finished) == len(wanted) else None
+        return finished(point, Store(self.run.root), until)
 
     def _errand(self, point: Point, shared_name: str = "") -> Errand:
         name = shared_name or point.name
@@ -122,8 +114,6 @@ class Conduct:
 
     def _note(self, found: Returned) -> None:
         self.returned[found.name] = found
-        if found.computed:
-            self.computed[found.name] = found.computed
         self.progress.note(found)
         if found.error:
             self.console.error(f"{found.name}: {found.error}")

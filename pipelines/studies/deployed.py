@@ -14,10 +14,8 @@ from pipelines.deployed import RunFailed, machine_overrides, refuse_the_machines
 from pipelines.machine import load_machine, refuse_what_is_not_allowed
 from pipelines.preflight import check_root
 from pipelines.process import log_file
-from pipelines.studies.loading import load_definition, study_names
+from pipelines.studies.loading import ALL, load_definition, named, study_names
 from pipelines.studies.run import Options, Prepared, check, in_flow, prepare
-
-ALL = "all"
 
 
 def run_deployed_study(parameters: Mapping[str, Any]) -> None:
@@ -57,10 +55,9 @@ def request(parameters: Mapping[str, Any]) -> list[Prepared]:
     root = run_root()
     typed = (*machine_overrides(root), *overrides)
     options = Options(root, (*typed, f"paths.root={root}"))
-    names = study_names() if name == ALL else [name]
     studies = [
         prepare(load_definition(each, str(parameters["profile"]), typed, parameters["seeds"]), options)
-        for each in names
+        for each in named(name)
     ]
     machine = load_machine()
     for study in studies:

@@ -20,11 +20,10 @@ from pipelines.flow_artifacts import escaped
 from pipelines.flow_parameters import Override, offered
 from pipelines.studies import tasks
 from pipelines.studies.conduct import Conduct
-from pipelines.studies.loading import profile_names, study_names
+from pipelines.studies.loading import ALL, profile_names, study_names
 from rloo_core.settings import Count
 
 LOG = logging.getLogger("rloo")
-ALL = "all"
 StudyName = Annotated[str, offered(lambda: [*study_names(), ALL])]
 ProfileName = Annotated[str, offered(profile_names)]
 

@@ -21,6 +21,7 @@ from pipelines.config_validation import expectation, shown
 from pipelines.studies.checks import checked
 from pipelines.studies.definition import Axis, Claim, Definition, FigureWish, Measure, Seeds, Table, Term
 
+ALL = "all"
 Content = dict[str, Any]
 KEYS = ["setting", "profiles", *(key for part in (Definition, Axis, Seeds, Measure, Table, FigureWish, Claim, Term)
                                  for key in part.model_fields)]  # fmt: skip
@@ -30,6 +31,11 @@ def study_names() -> list[str]:
     """The studies of conf/study."""
     names = (file.name for file in _folder().iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name[0] != "_")
+
+
+def named(study: str) -> list[str]:
+    """The studies that a name stands for: `all` for those of conf/study, any other for itself."""
+    return study_names() if study == ALL else [study]
 
 
 def profile_names() -> list[str]:

@@ -7,6 +7,8 @@ from pipelines.config import load_settings_each
 from pipelines.config_errors import ConfigError
 from pipelines.digests import sha256_of_text
 from pipelines.fingerprint import read_settings
+from pipelines.plan import Selection, make_plan
+from pipelines.store import Store
 from pipelines.studies.definition import Cell, Definition, Seeds
 from pipelines.studies.loading import last_of_each
 from rloo_core.settings import ExperimentSettings
@@ -92,6 +94,14 @@ def _told(study: Definition, problem: str, names: Sequence[str]) -> str:
     where = "" if len(names) == len(study.cells) else f", {names[0]}"
     more = f" ({len(names) - 1} more such points)" if where and len(names) > 1 else ""
     return f"study {study.file}{where}: {problem}{more}"
+
+
+def finished(point: Point, store: Store, until: str) -> dict[str, str] | None:
+    """Fingerprints of a point's stages up to one, if all of them are in the store."""
+    plan = make_plan(point.settings, store, Selection(until=until), point.overrides)
+    wanted = [stage for stage in plan if stage.action != "skip"]
+    found = {stage.name: stage.fingerprint for stage in wanted if stage.action == "reuse" and stage.fingerprint}
+    return found if len(found) == len(wanted) else None
 
 
 def shared(points: Sequence[Point]) -> list[dict[str, Point]]:

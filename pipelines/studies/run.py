@@ -16,7 +16,6 @@ from pipelines.config_overrides import without_root
 from pipelines.console import Console
 from pipelines.digests import write_atomically
 from pipelines.evidence import FAILED, FINISHED, KILLED
-from pipelines.plan import Selection, make_plan
 from pipelines.preflight import check_root
 from pipelines.process import log_file
 from pipelines.records import study_command
@@ -26,7 +25,7 @@ from pipelines.studies.budget import workers
 from pipelines.studies.conduct import Conduct, Make, only_once, record_name
 from pipelines.studies.definition import Definition
 from pipelines.studies.point import Errand, Returned
-from pipelines.studies.points import Point, points_of
+from pipelines.studies.points import Point, finished, points_of
 from pipelines.studies.pool import Pool
 from pipelines.studies.progress import Progress
 
@@ -280,12 +279,7 @@ def in_flow(prepared: Prepared, console: Console) -> "StudyPage":
 def to_do(prepared: Prepared) -> list[str]:
     """Names of the points whose last stage is not in the store."""
     store = Store(prepared.options.root)
-    names = []
-    for point in prepared.points:
-        plan = make_plan(point.settings, store, Selection(until=point.until), point.overrides)
-        if any(stage.action in ("run", "depends") for stage in plan):
-            names.append(point.name)
-    return names
+    return [point.name for point in prepared.points if finished(point, store, point.until) is None]
 
 
 def command_of(prepared: Prepared) -> str:
