@@ -21,9 +21,9 @@ from pipelines.execution import StageFailed
 from pipelines.job import Job
 from pipelines.machine import load_machine, refuse_what_is_not_allowed
 from pipelines.plan import PlannedStage, Selection, make_plan
-from pipelines.preflight import NotReady, check_root, disk_full, is_full
+from pipelines.preflight import NotReady, check_root
 from pipelines.process import log_file
-from pipelines.runner import prepared
+from pipelines.runner import in_words, prepared
 from pipelines.service_addresses import FOLDER
 from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
@@ -58,9 +58,7 @@ def run_deployed(parameters: Mapping[str, Any], flow_run: str, conduct: Callable
         with log_file(log), prepared(settings, overrides, selection, console, flow_run) as job:
             conduct(job)
     except StageFailed as failed:
-        cause = failed.__cause__ or failed
-        text = disk_full(cause, root) if is_full(cause) else str(cause) or type(cause).__name__
-        raise RunFailed(f"{failed.stage}: {text}") from cause
+        raise RunFailed(in_words(failed, root)) from (failed.__cause__ or failed)
 
 
 def dry_plan(parameters: Mapping[str, Any]) -> list[PlannedStage]:

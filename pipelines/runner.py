@@ -241,6 +241,14 @@ def plan_rows(plan: Sequence[PlannedStage]) -> list[dict[str, str]]:
     return [{"stage": stage.name, "action": stage.action, "reason": stage.reason} for stage in plan]
 
 
+def in_words(error: Exception, root: Path) -> str:
+    """What went wrong in one line: the stage, and its error's message."""
+    cause = error.__cause__ if isinstance(error, StageFailed) and error.__cause__ else error
+    where = f"{error.stage}: " if isinstance(error, StageFailed) else ""
+    text = disk_full(cause, root) if is_full(cause) else str(cause) or type(cause).__name__
+    return f"{where}{text}"
+
+
 def explain(error: BaseException, console: Console, log: Path, root: Path) -> int:
     """Say what went wrong in one message, keep the traceback in the log, and choose the exit code."""
     if isinstance(error, KeyboardInterrupt | Terminated):

@@ -13,13 +13,11 @@ from pipelines import environment
 from pipelines.config import load_settings
 from pipelines.console import Console
 from pipelines.evidence import RECORDS, Evidence, Place
-from pipelines.execution import StageFailed
 from pipelines.outcome import directly
 from pipelines.plan import Selection
-from pipelines.preflight import disk_full, is_full
 from pipelines.process import log_file, sigterm_raises
 from pipelines.records import Record
-from pipelines.runner import prepared
+from pipelines.runner import in_words, prepared
 
 GIB = 1 << 30
 
@@ -97,11 +95,4 @@ def run_point(errand: Errand) -> Returned:
         except Exception as error:
             with log.open("a", encoding="utf-8") as file:
                 file.write(traceback.format_exc())
-            return Returned(errand.name, seconds=time.monotonic() - started, error=_in_words(error, root))
-
-
-def _in_words(error: Exception, root: Path) -> str:
-    cause = error.__cause__ if isinstance(error, StageFailed) and error.__cause__ else error
-    where = f"{error.stage}: " if isinstance(error, StageFailed) else ""
-    text = disk_full(cause, root) if is_full(cause) else str(cause) or type(cause).__name__
-    return f"{where}{text}"
+            return Returned(errand.name, seconds=time.monotonic() - started, error=in_words(error, root))
