@@ -101,6 +101,7 @@ def test_nothing_is_missing_after_an_outage_in_mid_training_and_one_at_a_stage_s
             )
             mlflow.kill()
             until(lambda: list((root / "store" / "reward_model").glob("*")), "the stage to end", 180)
+            until(lambda: "MLflow does not answer" in log.read_text(), "the run to notice", 180)
             time.sleep(SECONDS)
             assert run.poll() is None  # it waits for the server, to hand over the rest
             mlflow.start()
