@@ -12,15 +12,17 @@ from pipelines.job import Job
 from pipelines.plan import PlannedStage
 from pipelines.report import final_table
 from pipelines.service_addresses import mlflow_address
+from rloo_core.settings import ExperimentSettings
 
 LOG = logging.getLogger("rloo")
 SHOWN_CHARACTERS = 600  # of a prompt or a completion
+PLAIN = re.compile(r"(?!.*www\.)[A-Za-z](?:[A-Za-z0-9=,. ()%-]|(?<=[A-Za-z0-9])_(?=[A-Za-z0-9]))*")
 MARKDOWN = re.compile(r"([\\`*_\[\]<>|~$&@#!]|:(?=//)|\.(?=\w))")
 
 
 def publish_plan(name: str, plan: Sequence[PlannedStage]) -> None:
     """Each stage with what will be done and why, as a table artifact."""
-    rows = [{"stage": stage.name, "action": stage.action, "reason": stage.reason} for stage in plan]
+    rows = [{"stage": stage.name, "action": stage.action, "reason": cell(stage.reason)} for stage in plan]
     _try(lambda: create_table_artifact(rows, key="plan", description=f"What {escaped(name)} will do, and why"))
 
 
@@ -61,26 +63,43 @@ def escaped(text: str) -> str:
     return MARKDOWN.sub(r"\\\1", printable).replace("\n", " ⏎ ")
 
 
+def cell(text: str) -> str:
+    """Any text as a cell of a table artifact, which Prefect's pages read as markdown, too.
+
+    Left as it is where it means itself, since the search field of those pages looks at what is sent.
+    """
+    return text if PLAIN.fullmatch(text) else escaped(text)
+
+
+def run_link(settings: ExperimentSettings, experiment: str | None, run: str) -> str:
+    """An MLflow run as a link to its page, or only its name where nobody serves the pages."""
+    base = mlflow_address(settings)
+    return f"[{run[:8]}]({base}/#/experiments/{experiment}/runs/{run})" if base and run else f"`{run[:8]}`"
+
+
+def run_of_the_whole(settings: ExperimentSettings, experiment: str | None, run: str) -> str:
+    """Where MLflow has all of it."""
+    if not run:
+        return "MLflow has no run of this"
+    where = f"MLflow run of the whole: {run_link(settings, experiment, run)}"
+    return where if mlflow_address(settings) else f"{where}; `rloo ui` shows it"
+
+
 def _stages(job: Job) -> list[str]:
-    base = mlflow_address(job.settings)
     tracker, outcomes = job.executor.tracker, job.executor.outcomes
     experiment = tracker.connection.experiment_id
-
-    def link(run: str) -> str:
-        return f"[{run[:8]}]({base}/#/experiments/{experiment}/runs/{run})" if base and run else f"`{run[:8]}`"
-
     rows = [
         {
             "stage": escaped(name),
             "": "reused" if outcome.reused else "completed",
             "seconds": f"{outcome.seconds:.0f}",
-            "MLflow run": link(outcome.run_id) if outcome.run_id else "",
+            "MLflow run": run_link(job.settings, experiment, outcome.run_id) if outcome.run_id else "",
             "output": f"`{outcome.directory}`",
         }
         for name, outcome in outcomes.items()
     ]
-    where = f"MLflow run of the whole: {link(tracker.run_id)}" if tracker.run_id else "MLflow has no run of this"
-    return [*table(rows), "", where if base else f"{where}; `rloo ui` shows it"] if rows else [where]
+    where = run_of_the_whole(job.settings, experiment, tracker.run_id)
+    return [*table(rows), "", where] if rows else [where]
 
 
 def _final(summary: Mapping[str, float]) -> list[str]:

@@ -10,15 +10,15 @@ from rich.console import Console as RichConsole
 from pipelines import environment
 from pipelines.config_errors import ConfigError, listed, nearest
 from pipelines.console import Console
-from pipelines.deployed import RunFailed, machine_overrides, refuse_the_machines, run_root
+from pipelines.deployed import machine_overrides, refuse_the_machines, run_root
 from pipelines.machine import load_machine, refuse_what_is_not_allowed
 from pipelines.preflight import check_root
 from pipelines.process import log_file
 from pipelines.studies.loading import ALL, load_definition, named, study_names
-from pipelines.studies.run import Options, Prepared, check, in_flow, prepare
+from pipelines.studies.run import Options, Prepared, check, failed_points, in_flow, prepare
 
 
-def run_deployed_study(parameters: Mapping[str, Any]) -> None:
+def run_deployed_study(parameters: Mapping[str, Any]) -> str:
     """Compute a study, or all of them, within the flow run.
 
     Args:
@@ -26,7 +26,9 @@ def run_deployed_study(parameters: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: If a parameter is wrong, or not allowed on this machine.
-        RunFailed: If a point failed; the results of the others are there.
+
+    Returns:
+        Which points failed, in words; "" if none did. The results of the others are there.
     """
     studies = request(parameters)
     root = studies[0].options.root
@@ -36,9 +38,7 @@ def run_deployed_study(parameters: Mapping[str, Any]) -> None:
     with log_file(root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-study.log"):
         for each in studies:
             check(each)
-        failed = [name for each in studies for name, _ in in_flow(each, console).failed]
-    if failed:
-        raise RunFailed(f"{len(failed)} points failed: {'; '.join(failed)}. The artifact `points` says why")
+        return failed_points([in_flow(each, console) for each in studies])
 
 
 def request(parameters: Mapping[str, Any]) -> list[Prepared]:

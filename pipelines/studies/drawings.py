@@ -38,18 +38,20 @@ def _curves(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure |
 def _along_axis(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure | None":
     """A measure along an axis of the study, one line for each combination of the others."""
     axis, label = found.study.axes[wish.x], _label(found, wish)
+    places_of = axis.at or {name: float(place) for place, name in enumerate(axis.values)}
+    names = {} if axis.at else {places_of[cell[wish.x]]: cell[wish.x] for cell in cells}
     others = [name for name in found.axes_of(cells) if name != wish.x]
     lines: dict[str, list[Cell]] = {}
     for cell in cells:
         lines.setdefault(found.name_of(cell, others) or label, []).append(cell)
     series = []
     for name, line in lines.items():
-        places = [axis.at.get(cell[wish.x], float(place)) for place, cell in enumerate(line)]
+        places = [places_of[cell[wish.x]] for cell in line]
         values = [found.values(wish.y[0], cell, cells) for cell in line]
         seeds = [seed for seed in found.seeds if all(seed in each for each in values)]
         if seeds:
             series.append(Series(name, places, [[each[seed] for each in values] for seed in seeds]))
-    return curves(series, axis.label, label, wish.log_x) if series else None
+    return curves(series, axis.label, label, wish.log_x, names) if series else None
 
 
 def _against_kl(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure | None":

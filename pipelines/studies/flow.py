@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from prefect import flow, runtime
@@ -11,16 +12,20 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.exceptions import FailedRun
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from pipelines.config_errors import ConfigError
-from pipelines.flow_artifacts import escaped
+from pipelines.flow import flow_run_id
+from pipelines.flow_artifacts import cell, escaped, run_of_the_whole
 from pipelines.flow_parameters import Override, offered
 from pipelines.studies import tasks
 from pipelines.studies.conduct import Conduct
 from pipelines.studies.loading import ALL, profile_names, study_names
+from pipelines.studies.point import Returned
 from rloo_core.settings import Count
 
 LOG = logging.getLogger("rloo")
@@ -34,7 +39,7 @@ def rloo_study(
     profile: ProfileName = "quick",
     overrides: list[Override] = [],  # noqa: B006 (Prefect shows it; nothing changes it)
     seeds: Count | None = None,
-) -> None:
+) -> object:
     """A base experiment x axes x seeds: tables, figures and claims. What is finished is not computed again.
 
     Args:
@@ -45,18 +50,22 @@ def rloo_study(
     """
     run = tasks.prepared.get()
     if run is not None:
-        run()
-        return
+        return _ended(run())
     from pipelines.studies.deployed import run_deployed_study  # here: it imports this module
 
-    run_deployed_study(dict(runtime.flow_run.parameters))
+    return _ended(run_deployed_study(dict(runtime.flow_run.parameters)))
 
 
-def run_as_flow(run: Callable[[], None], parameters: Mapping[str, Any], runner: TaskRunner[Any], api_url: str) -> None:
+def _ended(failed: str) -> object:
+    """The flow run's state: Failed, with the points that did; no exception, which Prefect would keep as a pickle."""
+    return Failed(message=failed) if failed else Completed()
+
+
+def run_as_flow(run: Callable[[], str], parameters: Mapping[str, Any], runner: TaskRunner[Any], api_url: str) -> None:
     """Run a study, prepared by `rloo study`, inside a flow run.
 
     Args:
-        run: The study.
+        run: The study; returns which points failed, in words.
         parameters: As Prefect's pages show them.
         runner: Of the points.
         api_url: The Prefect server.
@@ -64,7 +73,8 @@ def run_as_flow(run: Callable[[], None], parameters: Mapping[str, Any], runner: 
     token = tasks.prepared.set(run)
     try:
         with temporary_settings({PREFECT_API_URL: api_url}):
-            rloo_study.with_options(task_runner=runner)(**parameters)
+            with suppress(FailedRun):  # points failed, and that has been told
+                rloo_study.with_options(task_runner=runner)(**parameters)
             APILogHandler().flush()  # while the server is still there
     finally:
         tasks.prepared.reset(token)
@@ -101,11 +111,13 @@ def task_runner(kind: str, workers: int, address: str | None) -> Any:
 
 
 class Shown:
-    """The progress of a study as artifacts of the flow run."""
+    """The progress of a study as artifacts of the flow run, from its start on."""
 
     def __init__(self, conduct: Conduct) -> None:
         self._conduct = conduct
         self._progress: Any = None
+        self._conduct.run.tag("prefect.run", flow_run_id() or "")
+        self.update()
 
     def update(self) -> None:
         """Bring the progress artifact up to date."""
@@ -118,18 +130,22 @@ class Shown:
 
     def finish(self, results: str) -> None:
         """Each point with what became of it, and the results."""
-        rows = [
-            {
-                "point": name,
-                "": "failed" if found.error else "done" if found.computed else "reused",
-                "seconds": f"{found.seconds:.0f}",
-                "memory, GiB": f"{found.memory:.1f}",
-                "why": found.error,
-            }
-            for name, found in self._conduct.returned.items()
-        ]
+        rows = [_row(name, found) for name, found in self._conduct.returned.items()]
+        run = self._conduct.run
+        where = run_of_the_whole(self._conduct.points[0].settings, run.connection.experiment_id, run.run_id)
         _try(lambda: create_table_artifact(rows, key="points", description="What became of each point"))
-        _try(lambda: create_markdown_artifact(results, key="results", description="Tables and claims"))
+        _try(lambda: create_markdown_artifact(f"{results}\n{where}\n", key="results", description="Tables and claims"))
+
+
+def _row(name: str, found: Returned) -> dict[str, str]:
+    """A point in the table; no column is without a name, since Prefect's pages leave such a one out."""
+    return {
+        "point": cell(name),
+        "state": "failed" if found.error else "done" if found.computed else "reused",
+        "seconds": f"{found.seconds:.0f}" if found.seconds else "",
+        "memory, GiB": f"{found.memory:.1f}" if found.memory else "",
+        "why": cell(found.error),
+    }
 
 
 def _try(call: Callable[[], Any]) -> Any:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pipelines.studies.tracking import StudyRun
 
 STUDY_PAGE = "study.html"
+NAMED = 5  # points in the message of a flow run that failed
 
 
 @dataclass(frozen=True)
@@ -151,13 +152,23 @@ def run_study(
             content = _results(prepared, conduct, run, console)
             if display is not None:
                 display.finish(markdown_of(content))
-            status = FINISHED
+            status = FAILED if content.failed else FINISHED
         except Exception:
             status = FAILED
             raise
         finally:
             run.finish(status)
     return content
+
+
+def failed_points(pages: "Sequence[StudyPage]") -> str:
+    """What the state of a flow run says where a point of a study failed; "" if none did."""
+    failed = [name for page in pages for name, _ in page.failed]
+    if not failed:
+        return ""
+    total = f"{len(failed)} point{'s' if len(failed) > 1 else ''} failed"
+    more = [f"{len(failed) - NAMED} more"] if len(failed) > NAMED else []
+    return f"{total}: {'; '.join([*failed[:NAMED], *more])}. The artifact `points` says why"
 
 
 def _results(prepared: Prepared, conduct: Conduct, run: "StudyRun", console: Console) -> "StudyPage":
@@ -249,14 +260,22 @@ def _directly(prepared: Prepared, console: Console) -> "StudyPage":
 
 
 def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
-    """The same inside a flow run. If Prefect fails after the results are there, the study has not failed."""
+    """The same inside a flow run, which fails if a point did.
+
+    If Prefect fails after the results are there, the study has not failed.
+    """
     from pipelines.studies import flow
 
     options = prepared.options
     found: list[StudyPage] = []
     runner = flow.task_runner(options.runner, prepared.workers, options.address)
+
+    def run() -> str:
+        found.append(in_flow(prepared, console))
+        return failed_points(found)
+
     try:
-        flow.run_as_flow(lambda: found.append(in_flow(prepared, console)), parameters_of(prepared), runner, api_url)
+        flow.run_as_flow(run, parameters_of(prepared), runner, api_url)
     except Exception as error:
         if not found:
             raise

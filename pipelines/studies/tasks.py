@@ -20,7 +20,7 @@ from pipelines.studies.point import Errand, Returned
 from pipelines.studies.pool import Pool
 from pipelines.studies.subprocesses import in_subprocess
 
-prepared: ContextVar[Callable[[], None] | None] = ContextVar("what `rloo study` prepared", default=None)
+prepared: ContextVar[Callable[[], str] | None] = ContextVar("what `rloo study` prepared", default=None)
 _pools: list[Pool] = []
 _returned: dict[str, Returned] = {}  # also of tasks whose end Prefect could not record
 

@@ -74,7 +74,11 @@ class StudyRun:
 
     def progress(self, text: str) -> None:
         """Say in a tag how far it is."""
-        self.evidence.state.tags["progress"] = text
+        self.tag("progress", text)
+
+    def tag(self, name: str, value: str) -> None:
+        """Say something about it in a tag."""
+        self.evidence.state.tags[name] = value
         self.evidence.save()
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

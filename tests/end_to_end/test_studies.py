@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -154,15 +156,30 @@ def test_a_point_that_fails_is_told_and_sinks_no_other(two: Run) -> None:
         "def broken(rewards, scorable):\n    raise RuntimeError('as it was told to')\n"
     )
     name = study_file(two.place, "failing", axes=axes, seeds={"count": 1, "vary": "policy"}, figures=[], claims=[])
-    run = rloo(two.place, "study", name, "--no-prefect")
+    run = rloo(two.place, "study", name)
     assert run.process.returncode == 1, run.output
     assert "as it was told to" in run.process.stderr
+    assert "Traceback" not in run.output
     found = results(two.root, "failing")
     assert [row["weight"] for row in found["points"]] == ["one"]
     ((name, reason),) = found["failed"]
     assert name == "weight=broken, seed=0"
     assert reason.startswith("policy: ")
     assert "as it was told to" in reason
+    assert prefect_state(two.root, "failing.yaml") == ("FAILED", "1 point failed: weight=broken, seed=0.")
+    state = json.loads((two.root / "records" / "study-failing.yaml-laptop" / "run.json").read_text())
+    assert state["status"] == "FAILED"
+
+
+def prefect_state(root: Path, study: str) -> tuple[str, str]:
+    """How a study's flow run ended: type of its state, and what the state's message says first."""
+    query = (
+        "select state.type, state.message from flow_run join flow_run_state state on flow_run.state_id = state.id "
+        "where flow_run.name like ?"
+    )
+    with closing(sqlite3.connect(root / "prefect" / "prefect.db")) as database:
+        ((kind, message),) = database.execute(query, [f"{study},%"])
+    return kind, message.partition(" The artifact")[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("prefect_dask") is None, reason="prefect-dask is not installed")

@@ -84,3 +84,19 @@ def test_text_of_models_is_shown_as_text(text: str) -> None:
     assert not set("<>|[]`*_&#\\\n\x1b") & set(alone), shown
     assert not re.search(r"(?<!\\)://", shown)
     assert re.sub(r"\\(.)", r"\1", shown) == text.replace("\n", " ⏎ ").replace("\x1b", "�")
+
+
+@pytest.mark.parametrize("text", ["method=rloo, kl_coef=0.1, seed=3", "kl_coef 0.05", "", "C"])
+def test_a_cell_that_means_itself_is_found_by_the_search_field(text: str) -> None:
+    from pipelines.flow_artifacts import cell
+
+    assert cell(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["own|<i>, seed=0", "_a_ b", "a_, b", "see www.x.y", "- a", "1. a", "a *b*", "a://b", "a\\b"]
+)
+def test_a_cell_with_markup_is_escaped(text: str) -> None:
+    from pipelines.flow_artifacts import cell, escaped
+
+    assert cell(text) == escaped(text)

@@ -20,6 +20,7 @@ from rloo_core.evaluation.figures.style import BLUE, GREEN, ORANGE, WIDTH, tidie
 
 FEW = 12  # places: up to here each has its mark
 TICKS = 8  # places: up to here each has its tick
+NAMES_WIDTH = 70  # characters that fit below an axis
 VERDICTS: Mapping[Verdict, tuple[str, str, str]] = {  # colour, marker, fill
     "supported": (GREEN, "o", GREEN),
     "not supported": (ORANGE, "X", ORANGE),
@@ -64,7 +65,9 @@ class ForestRow:
     verdict: Verdict
 
 
-def curves(series: Sequence[Series], x_label: str, y_label: str, log_x: bool = False) -> Figure:
+def curves(
+    series: Sequence[Series], x_label: str, y_label: str, log_x: bool = False, names: Mapping[float, str] | None = None
+) -> Figure:
     """Means over seeds with their bands: over steps, completions, σ, K or λ (Figures 2 to 4 of the paper).
 
     Args:
@@ -72,6 +75,7 @@ def curves(series: Sequence[Series], x_label: str, y_label: str, log_x: bool = F
         x_label: With its unit.
         y_label: With its unit.
         log_x: A logarithmic axis; places at 0 or below are shown on a linear piece at its start.
+        names: Of the places, where they are no numbers; the axis is linear then.
     """
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -82,7 +86,10 @@ def curves(series: Sequence[Series], x_label: str, y_label: str, log_x: bool = F
         if x:
             values += [value for seed in seeds for value in seed]
             ends += _curve(axes, x, seeds, look(place), one.label, offset=place / max(1, len(series)))
-    _x_axis(axes, sorted({x for one in series for x in one.cut()[0]}), log_x)
+    if names:
+        _named_axis(axes, names)
+    else:
+        _x_axis(axes, sorted({x for one in series for x in one.cut()[0]}), log_x)
     if values:
         limit(axes, values, ends)
     axes.set_xlabel(x_label)
@@ -211,6 +218,12 @@ def _x_axis(axes: Axes, places: list[float], log_x: bool) -> None:
         axes.set_xticks([], minor=True)
     elif not log_x:
         axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _named_axis(axes: Axes, names: Mapping[float, str]) -> None:
+    width = max(8, NAMES_WIDTH // len(names))
+    axes.set_xticks(list(names), [textwrap.fill(name, width) for name in names.values()])
+    axes.set_xlim(min(names) - 0.5, max(names) + 0.5)
 
 
 def _trajectories(axes: Axes, seeds: Sequence[Points], drawn_as: Look, label: str) -> None:

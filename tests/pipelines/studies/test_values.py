@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.studies.definition import Measure
+from pipelines.studies.definition import FigureWish, Measure
+from pipelines.studies.drawings import drawing
 from pipelines.studies.measures import Result, common, value
 from pipelines.studies.results import Results
 from pipelines.studies.tables import table
@@ -302,3 +303,14 @@ def test_the_page_counts_what_was_corrected_for(found):
     assert facts["claims"] == "two-sided paired t tests, corrected for the 1 that could be tested (Holm)"
     facts = dict(Results(found(claims=claims({}, noise)), [], "").page.facts)
     assert facts["claims"] == "two-sided paired t tests, corrected for their number, 2 (Holm)"
+
+
+def test_an_axis_of_names_shows_them_and_each_has_one_place(found):
+    """RAFT alone at sigma = 3 keeps its place, the second."""
+    wish = FigureWish(kind="axis", x="method", y=["gold"], caption="")
+    values = found([each for each in results() if each.cell != RLOO_3])
+    (axes,) = drawing(values, wish).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["rloo", "raft"]
+    places = [[round(float(x)) for x in line.get_xdata()] for line in axes.get_lines()]
+    assert [0, 1] in places  # sigma = 0
+    assert [1] in places  # sigma = 3

@@ -70,6 +70,13 @@ def test_the_places_of_a_study_are_its_ticks(places, log, shown):
     assert np.isfinite(axes.transData.transform([(places[0], 0.0)])).all()
 
 
+def test_values_that_are_no_numbers_have_their_names_below_the_axis():
+    names = {0.0: "clip", 1.0: "neither clip nor value clip nor normalisation of the loss"}
+    (axes,) = curves([Series("PPO", [0, 1], [[1.0, 2.0]])], "parts", "reward", names=names).axes
+    assert [text.get_text().replace("\n", " ") for text in axes.get_xticklabels()] == list(names.values())
+    assert axes.get_xticks().tolist() == [0.0, 1.0]
+
+
 def test_places_too_close_for_labels_get_ordinary_ticks():
     (axes,) = curves([Series("PPO", [0, 0.95, 1], [[1.0, 2.0, 3.0]])], "λ", "reward").axes
     assert [text.get_text() for text in axes.get_xticklabels()] != ["0", "0.95", "1"]
