@@ -38,11 +38,11 @@ class Shape:
         return self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.inner)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """A word a token."""
+        """A word a token. No special token is the beginning of a word: it would be found inside it."""
         words = {"<eos>": EOS, "<pad>": PAD} | {f"w{i}": i for i in range(2, self.vocabulary)}
-        backend = Tokenizer(WordLevel(words, unk_token="w2"))
+        backend = Tokenizer(WordLevel(words, unk_token="<pad>"))
         backend.pre_tokenizer = WhitespaceSplit()
-        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", unk_token="w2")
+        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
 
 
 PYTHIA_70M = Shape(512, 6, 8, 2048, 50304)
