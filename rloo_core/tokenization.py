@@ -166,12 +166,12 @@ def decode_completion(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int], eo
         ids: Token ids of one completion.
         eos_ids: Every id that ends a completion, from `eos_token_ids`.
     """
-    ends = set(eos_ids)
+    ends, padding = set(eos_ids), tokenizer.pad_token_id
     kept: list[int] = []
     for token in map(int, ids):
         if token in ends:
             break
-        if token != tokenizer.pad_token_id:
+        if token != padding:
             kept.append(token)
     return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rloo_core.best_weights import BestWeights
 from rloo_core.checkpoints import load_newest_checkpoint, save_checkpoint
+from rloo_core.cpu_memory import kept_memory
 from rloo_core.observer import Observer
 from rloo_core.optimization import Part, make_optimizer, make_schedule, training_mode
 from rloo_core.processes import Processes
@@ -99,6 +100,7 @@ class TrainingLoop:
         # `optimizer`, not the prepared one: Accelerate's would step the schedule once a process
         self.schedule = make_schedule(optimizer, self.settings, self.steps * self.updates_per_step)
 
+    @kept_memory()
     def run(self, method: Method) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
         first = self._resume(method)

@@ -40,7 +40,9 @@ def visible(branch: Tensor, position: Tensor, queries: int, window: int | None =
 
 
 def attention_masks(config: Any, dtype: torch.dtype, branch: Tensor, position: Tensor, queries: int) -> Any:
-    """The mask in the form a decoder takes: boolean for SDPA, additive for eager attention, blocks for FlexAttention.
+    """The mask in the form a decoder takes: additive for eager attention, blocks for FlexAttention, boolean for SDPA.
+
+    On a CPU, SDPA makes a boolean mask additive by itself, in every layer anew; so it is given an additive one.
 
     Args:
         config: The decoder's configuration: it names its attention, windows and kinds of layers.
@@ -71,7 +73,7 @@ def _dense_mask(
     config: Any, dtype: torch.dtype, branch: Tensor, position: Tensor, queries: int, window: int | None
 ) -> Tensor:
     seen = visible(branch, position, queries, window)[:, None]
-    if config._attn_implementation != "eager":
+    if config._attn_implementation != "eager" and seen.device.type != "cpu":
         return seen
     hidden = torch.finfo(dtype).min
     return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, hidden)

@@ -10,6 +10,7 @@ from rloo_core.algorithms.demonstrations import GivenCompletions
 from rloo_core.algorithms.dpo import PreferenceOptimisation
 from rloo_core.algorithms.reward_modelling import RewardModelling
 from rloo_core.api import recipe, train_policy
+from rloo_core.cpu_memory import kept_memory
 from rloo_core.layout import choose_layout
 from rloo_core.logprobs import completion_logprobs, reference_logprobs
 from rloo_core.optimization import Part, make_optimizer
@@ -74,8 +75,9 @@ def _sampler(case: Case) -> Meter:
     return meter
 
 
+@kept_memory()
 def _floor(case: Case) -> Meter:
-    """Reference pass and update of completions that are given."""
+    """Reference pass and update of completions that are given, with memory as in the training loop."""
     policy, frozen = case.shape.model(), case.shape.model().requires_grad_(False)
     layout, _ = choose_layout(policy.base_model, "auto")
     groups = CompletionGroups.from_ids(case.prompt_ids(), case.completion_ids(), PAD)
