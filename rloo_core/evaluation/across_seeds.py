@@ -47,8 +47,8 @@ def seed_interval(values: Sequence[float]) -> Estimate:
 def contrast(values: Sequence[float]) -> Contrast:
     """A contrast's mean, interval and t test against 0; for two methods this is the paired t test over seeds.
 
-    Seeds that all give the same value leave nothing to test: the interval has no width, p is 1 if that value is 0 and
-    else 0, and there is no effect size.
+    Seeds that all give the same value leave nothing to test: the interval has no width, p is 1, and there is no effect
+    size. With few seeds and few prompts a win rate's differences coincide by chance; that is no certainty.
 
     Args:
         values: The contrast of each seed, e.g. method A minus method B on the same seed and prompts; at least two.
@@ -59,7 +59,7 @@ def contrast(values: Sequence[float]) -> Contrast:
     column = _finite(values, "a contrast over seeds")
     mean, half = _mean_and_half_width(column)
     if half == 0.0:
-        return Contrast(mean, mean, mean, 1.0 if mean == 0.0 else 0.0, len(column), None)
+        return Contrast(mean, mean, mean, 1.0, len(column), None)
     spread = float(column.std(ddof=1))
     t = mean / (spread / np.sqrt(len(column)))
     p = float(2 * stats.t.sf(abs(t), len(column) - 1))
@@ -98,7 +98,7 @@ def verdict(claimed: Contrast, corrected_p: float, sign: Literal[1, -1], margin:
 
     - supported: corrected p < 0.05 and the predicted sign, however small the difference: the claim is of a sign.
     - not supported: corrected p < 0.05 and the opposite sign, or the 95 % interval lies within ±margin.
-    - undecided: anything else.
+    - undecided: anything else, and seeds without any scatter, which say nothing about how sure they are.
 
     Args:
         claimed: The contrast of the claim.
@@ -112,6 +112,8 @@ def verdict(claimed: Contrast, corrected_p: float, sign: Literal[1, -1], margin:
     _check_p(corrected_p)
     if sign not in (1, -1) or not 0 <= margin < float("inf"):
         raise ValueError(f"a claim needs sign 1 or -1 and a margin of 0 or more; got sign {sign}, margin {margin}")
+    if claimed.low == claimed.high:
+        return "undecided"
     if corrected_p < LEVEL:
         if sign * claimed.difference > 0:
             return "supported"

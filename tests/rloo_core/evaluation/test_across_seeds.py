@@ -52,7 +52,7 @@ def test_the_p_value_worked_by_hand():
 
 @pytest.mark.parametrize("values", [[0.3, 0.3, 0.3], [0.3, 0.1 + 0.2]])
 def test_seeds_that_agree_leave_nothing_to_test(values):
-    assert contrast(values) == (0.3, 0.3, 0.3, 0.0, len(values), None)
+    assert contrast(values) == (0.3, 0.3, 0.3, 1.0, len(values), None)
     assert seed_interval(values) == (0.3, 0.3, 0.3)
     assert contrast([0.0] * 4) == (0.0, 0.0, 0.0, 1.0, 4, None)
     assert "NaN" not in json.dumps(contrast(values))
@@ -102,6 +102,7 @@ def test_holm_is_the_step_down_procedure(p):
         (by_hand(0.1, 0.05, 0.15), 0.01, 1, 0.2, "supported"),  # small, but there: the claim is of a sign
         (by_hand(0.1, 0.05, 0.15), 0.06, 1, 0.2, "not supported"),
         (by_hand(0.0, 0.0, 0.0), 1.0, 1, 0.0, "undecided"),  # no margin: nothing is too small to matter
+        (by_hand(0.3, 0.3, 0.3), 1.0, 1, 0.5, "undecided"),  # two seeds that coincide are not sure of anything
     ],
 )
 def test_verdicts(claimed, corrected_p, sign, margin, expected):
@@ -190,3 +191,17 @@ def test_a_difference_at_the_margin_is_seldom_called_too_small():
     said = [verdict(contrast(seeds), 1.0, 1, margin=1.0) for seeds in studies]
     assert said.count("not supported") / REPEATS == pytest.approx(0.025, abs=0.01)
     assert "supported" not in said
+
+
+def test_differences_that_coincide_by_chance_make_no_claim():
+    """Two seeds, 64 prompts: differences of win rates lie on a grid, so that two often agree."""
+    rng = np.random.default_rng(4)
+    studies = np.round(rng.normal(0.0, 0.09, size=(REPEATS, 7, 2)) * 64) / 64
+    agreed = (studies[..., 0] == studies[..., 1]) & (studies[..., 0] != 0.0)
+    assert agreed.any(axis=1).mean() > 0.2
+    false = 0
+    for study in studies:
+        contrasts = [contrast(seeds) for seeds in study]
+        said = [verdict(c, p, 1, margin=0.02) for c, p in zip(contrasts, holm([c.p for c in contrasts]), strict=True)]
+        false += "supported" in said
+    assert false / REPEATS <= 0.05
