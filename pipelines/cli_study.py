@@ -109,7 +109,7 @@ def _run(found: "list[Prepared]", use_prefect: bool, together: bool) -> int:
     from pipelines.console import Console
     from pipelines.process import sigterm_raises
     from pipelines.runner import explain
-    from pipelines.studies.run import run_all
+    from pipelines.studies.starting import run_all
 
     console = Console()
     root = found[0].options.root

@@ -1,7 +1,5 @@
 """A study that a worker has started from a deployment, inside a flow run that exists already."""
 
-import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +11,9 @@ from pipelines.console import Console
 from pipelines.deployed import machine_overrides, refuse_the_machines, run_root
 from pipelines.machine import load_machine, refuse_what_is_not_allowed
 from pipelines.preflight import check_root
-from pipelines.process import log_file
 from pipelines.studies.loading import ALL, load_definition, named, study_names
-from pipelines.studies.run import Options, Prepared, check, failed_points, in_flow, prepare
+from pipelines.studies.run import Options, Prepared, failed_points, prepare
+from pipelines.studies.starting import in_flow, one_after_the_other
 
 
 def run_deployed_study(parameters: Mapping[str, Any]) -> str:
@@ -35,10 +33,8 @@ def run_deployed_study(parameters: Mapping[str, Any]) -> str:
     check_root(root)
     environment.prepare(root)
     console = Console(RichConsole(highlight=False, width=120))
-    with log_file(root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-study.log"):
-        for each in studies:
-            check(each)
-        return failed_points([in_flow(each, console) for each in studies])
+    together = parameters["study"] == ALL
+    return failed_points(one_after_the_other(studies, console, lambda each: in_flow(each, console), together))
 
 
 def request(parameters: Mapping[str, Any]) -> list[Prepared]:

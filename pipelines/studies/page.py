@@ -27,7 +27,8 @@ CLAIM_COLUMNS = (
 CLAIM_NOTE = (
     "Supported: corrected p < 0.05 with the predicted sign. Not supported: corrected p < 0.05 with the opposite sign, "
     "or the interval within ± the margin, which was fixed beforehand. Else undecided. p: two-sided paired t test over "
-    "seeds; corrected: Holm, over the claims of the study. Effect: difference / standard deviation over seeds."
+    "seeds; corrected: Holm, over the claims of the study. Effect: difference / standard deviation over seeds. "
+    "At matched KL: for each seed the largest KL that all cells of the claim reach."
 )
 
 
@@ -158,20 +159,13 @@ def verdicts_in_words(study: StudyPage) -> str:
     return f"{len(study.claims)} claim{'s' if len(study.claims) > 1 else ''}: {parts}."
 
 
-def markdown(study: StudyPage, figure_links: Mapping[str, str]) -> str:
-    """A study as GitHub's Markdown, from a third-level heading on.
-
-    Args:
-        study: What is shown.
-        figure_links: Where figures are, by their captions; figures without a link are left out.
-    """
+def markdown(study: StudyPage) -> str:
+    """A study as GitHub's Markdown, without its figures, from a third-level heading on."""
     parts = [f"### {_plain(study.title)}", _plain(study.question), f"**{_plain(verdicts_in_words(study))}**"]
     if study.claims:
         parts += [_pipes(CLAIM_COLUMNS, [claim.cells() for claim in study.claims]), _plain(CLAIM_NOTE)]
     for table in study.tables:
         parts += [f"**{_plain(table.caption)}**", _pipes(table.columns, table.rows), _plain(table.note)]
-    for caption in dict.fromkeys(caption for caption, _ in study.figures if caption in figure_links):
-        parts.append(f"![{_plain(caption)}](<{figure_links[caption]}>)")
     if study.failed:
         parts += ["**Points without a result**", _pipes(("point", "reason"), study.failed)]
     parts.append("\n".join(f"- {_plain(name)}: {_plain(value)}" for name, value in study.facts))

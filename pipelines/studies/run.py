@@ -1,32 +1,21 @@
-"""One study from the command line or a deployment: checks, processes or a flow, results."""
+"""One study: checks, points, results. `starting` says where it runs."""
 
-import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines import environment
 from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import without_root
 from pipelines.console import Console
-from pipelines.digests import write_atomically
 from pipelines.evidence import FAILED, FINISHED, KILLED
-from pipelines.preflight import check_root
-from pipelines.process import log_file
 from pipelines.records import study_command
-from pipelines.runner import prefect_server, use_running_server
 from pipelines.store import Store
 from pipelines.studies.budget import workers
 from pipelines.studies.conduct import Conduct, Make, only_once, record_name
 from pipelines.studies.definition import Definition
-from pipelines.studies.point import Errand, Returned
 from pipelines.studies.points import Point, finished, points_of
-from pipelines.studies.pool import Pool
 from pipelines.studies.progress import Progress
 
 if TYPE_CHECKING:
@@ -84,6 +73,14 @@ class Prepared:
         fitting = workers(threads, self.study.memory, self.options.workers, self.options.memory)
         return min(fitting, len(self.points))
 
+    def check_fits(self) -> None:
+        """Settle how many points run at a time, before any compute.
+
+        Raises:
+            ConfigError: If not even one point fits into this machine now.
+        """
+        _ = self.workers
+
 
 def prepare(study: Definition, options: Options) -> Prepared:
     """Compose every point; nothing is started, and nothing asked of this machine.
@@ -100,7 +97,7 @@ def check(prepared: Prepared) -> None:
     Raises:
         ConfigError: If a device or a reward function is not there, or not even one point fits.
     """
-    assert prepared.workers
+    prepared.check_fits()
     from pipelines.own_functions import check_own_functions  # here: they load torch
     from rloo_core.trainer import check_device
 
@@ -135,6 +132,7 @@ def run_study(
     Raises:
         Refused: If another process computes the same study.
     """
+    from pipelines.studies.page import markdown
     from pipelines.studies.tracking import StudyRun  # here: it loads MLflow
 
     study, options = prepared.study, prepared.options
@@ -151,7 +149,7 @@ def run_study(
             conduct.make(make)
             content = _results(prepared, conduct, run, console)
             if display is not None:
-                display.finish(markdown_of(content))
+                display.finish(markdown(content))
             status = FAILED if content.failed else FINISHED
         except Exception:
             status = FAILED
@@ -174,7 +172,7 @@ def failed_points(pages: "Sequence[StudyPage]") -> str:
 def _results(prepared: Prepared, conduct: Conduct, run: "StudyRun", console: Console) -> "StudyPage":
     """Tables, figures, verdicts: kept with the study's run, and told."""
     from pipelines.studies.page import console as tell
-    from pipelines.studies.page import page
+    from pipelines.studies.page import markdown, page
     from pipelines.studies.results import Results
 
     results = Results.of(conduct, Store(prepared.options.root), command_of(prepared))
@@ -184,115 +182,12 @@ def _results(prepared: Prepared, conduct: Conduct, run: "StudyRun", console: Con
     for name, rows in results.rows().items():
         run.table(name, rows)
     run.file("results.json", results.json())
-    run.file("results.md", markdown_of(content))
+    run.file("results.md", markdown(content))
     run.results(results.numbers())
     where = run.file(STUDY_PAGE, page(content))
     console.rich.print(tell(content))
     console.line(f"page       {where}")
     return content
-
-
-def markdown_of(content: "StudyPage") -> str:
-    """The tables as Markdown, without figures."""
-    from pipelines.studies.page import markdown
-
-    text: str = markdown(content, {})
-    return text
-
-
-def locally(many: int, pool: Pool) -> Make:
-    """Errands in processes of this machine, without Prefect."""
-
-    def make(errands: Sequence[Errand]) -> Iterator[Returned]:
-        with ThreadPoolExecutor(many) as threads:
-            try:
-                for future in as_completed([threads.submit(pool.run, errand) for errand in errands]):
-                    yield future.result()
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                pool.stop()
-                raise
-
-    return make
-
-
-def run_all(studies: Sequence[Prepared], console: Console, use_prefect: bool, together: bool) -> int:
-    """Studies one after the other; all are checked before the first one starts.
-
-    Args:
-        studies: What to run, in one run root.
-        console: What a person sees.
-        use_prefect: Each as a Prefect flow, on a running server or a temporary one.
-        together: Write one page about all of them.
-
-    Returns:
-        Exit code: 0, or 1 if a point failed.
-    """
-    root = studies[0].options.root
-    check_root(root)
-    for warning in environment.prepare(root):
-        console.warning(warning)
-    if use_prefect:
-        use_running_server(root)
-    with ExitStack() as stack:
-        server = stack.enter_context(prefect_server(root)) if use_prefect else None
-        stack.enter_context(log_file(root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-study.log"))
-        for each in studies:
-            check(each)
-        pages = []
-        for each in studies:
-            if together:
-                console.line(f"\n{each.study.name}: {each.study.title}", style="bold")
-            pages.append(_as_flow(each, console, server.wait()) if server else _directly(each, console))
-            if together:
-                from pipelines.studies.page import index
-
-                place = root / f"studies-{each.study.profile}.html"
-                write_atomically(place, index(pages))
-        if together:
-            console.line(f"all studies  {place}")
-    return 1 if any(page.failed for page in pages) else 0
-
-
-def _directly(prepared: Prepared, console: Console) -> "StudyPage":
-    with Pool() as pool:
-        return run_study(prepared, console, locally(prepared.workers, pool))
-
-
-def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
-    """The same inside a flow run, which fails if a point did.
-
-    If Prefect fails after the results are there, the study has not failed.
-    """
-    from pipelines.studies import flow
-
-    options = prepared.options
-    found: list[StudyPage] = []
-    runner = flow.task_runner(options.runner, prepared.workers, options.address)
-
-    def run() -> str:
-        found.append(in_flow(prepared, console))
-        return failed_points(found)
-
-    try:
-        flow.run_as_flow(run, parameters_of(prepared), runner, api_url)
-    except Exception as error:
-        if not found:
-            raise
-        console.warning(f"the study is finished, but Prefect could not record its end: {error}")
-    return found[0]
-
-
-def in_flow(prepared: Prepared, console: Console) -> "StudyPage":
-    """The study inside the flow run that is running."""
-    from pipelines.studies.flow import Shown
-    from pipelines.studies.tasks import as_tasks
-
-    many = prepared.workers
-    if prepared.options.runner != "local":
-        return run_study(prepared, console, partial(as_tasks, many=many, pool=None), Shown)
-    with Pool() as pool:
-        return run_study(prepared, console, partial(as_tasks, many=many, pool=pool), Shown)
 
 
 def to_do(prepared: Prepared) -> list[str]:

@@ -86,26 +86,25 @@ def test_verdicts_are_counted():
     assert verdicts_in_words(StudyPage("t", "q")) == "No claim is tested."
 
 
-def test_markdown_has_the_same_tables_and_only_linked_figures():
-    text = markdown(study(), {"Claims.": "figures/claims 1.png"})
+def test_markdown_has_the_same_tables():
+    text = markdown(study())
     lines = text.splitlines()
     assert lines[0] == "### Noise"
     assert "| σ = 0 | 1.00 ± 0.10 | 5 |" in lines
     assert "| **RLOO** |  |  |" in lines
     assert any(line.startswith("| RAFT loses") and "| +0.31 | [+0.12, +0.50] | < 0.001 |" in line for line in lines)
-    assert re.findall(r"!\[.*", text) == ["![Claims.](<figures/claims 1.png>)"]
     assert "```bash\nrloo study noise --seeds 5\n```" in text
     tables = [line for line in lines if line.startswith("|")]
     assert {line.count("|") for line in tables} == {4, 3, 11}
 
 
 def test_markdown_shows_text_as_it_is():
-    text = markdown(study(bad=HOSTILE), {})
+    text = markdown(study(bad=HOSTILE))
     assert "<script" not in text.split("```")[0]
     assert r"\| " in text
     assert r"a\*b\*" in text
     assert "kl_coef" in text  # inside a word an underscore means nothing
-    assert r"[x]\(http" in markdown(StudyPage("[x](http://a)", "q"), {})
+    assert r"[x]\(http" in markdown(StudyPage("[x](http://a)", "q"))
 
 
 @pytest.mark.parametrize("width", [80, 100, 180])
@@ -129,7 +128,7 @@ def test_the_terminal_shows_everything_within_100_columns(width):
 def test_a_study_without_results_has_a_page():
     for text in (page(StudyPage("t", "q")), index([]), index([StudyPage("t", "q")])):
         assert "<h1>" in text
-    assert markdown(StudyPage("t", "q"), {}) == "### t\n\nq\n\n**No claim is tested.**\n"
+    assert markdown(StudyPage("t", "q")) == "### t\n\nq\n\n**No claim is tested.**\n"
 
 
 def test_nothing_is_asked_for_and_nothing_complained_about(files, tmp_path):

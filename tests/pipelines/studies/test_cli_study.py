@@ -15,7 +15,7 @@ AXES = {"sigma": {"label": "σ", "setting": "algorithm.reward_noise", "values": 
 def study(tmp_path, monkeypatch):
     """Type `rloo study` with the small study in an empty directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pipelines.studies.run._directly", lambda *_: pytest.fail("a study was started"))
+    monkeypatch.setattr("pipelines.studies.starting._directly", lambda *_: pytest.fail("a study was started"))
     study_file(tmp_path, axes=AXES)
     runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     return lambda *words: runner.invoke(app, ["study", *words])
