@@ -1,6 +1,7 @@
 """What a study must not say: names that mean nothing, and settings that would have no effect. Before any compute."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from pipelines.config_errors import ConfigError, listed, nearest
 from pipelines.config_overrides import key_of
@@ -56,7 +57,7 @@ def _no_axis(axis: str, axes: Mapping[str, object]) -> str:
 
 
 def _wrong_names(study: Definition) -> Iterator[str]:
-    """Measures that are not there, and axes that are not of numbers."""
+    """Measures that are not there, or that no point will have, and axes that are not of numbers."""
     used = [(f"tables.{i}", name) for i, table in enumerate(study.tables) for name in table.measures]
     used += [(f"claims.{i}", claim.measure) for i, claim in enumerate(study.claims)]
     used += [(f"figures.{i}", y) for i, f in enumerate(study.figures) if f.kind in ("axis", "bars") for y in f.y]
@@ -64,6 +65,8 @@ def _wrong_names(study: Definition) -> Iterator[str]:
         if name not in study.measures:
             yield f"{place}: there is no measure {name}{nearest(name, study.measures)}"
     for name, measure in study.measures.items():
+        if measure.take is None and measure.of.startswith("evaluation/") and study.until != "evaluation":
+            yield f"measures.{name}.of: {measure.of}, but the study ends with {study.until}; leave out `until`"
         if measure.share_of and not (measure.share_of in study.axes and study.axes[measure.share_of].at):
             yield f"measures.{name}.share_of: {measure.share_of} is no axis of numbers"
 
@@ -83,9 +86,13 @@ def _wrong_figure(study: Definition, figure: FigureWish, axes: Mapping[str, obje
 
 def _without_effect(study: Definition, typed: Sequence[str]) -> Iterator[str]:
     """Settings of every point that the study's seeds or axes replace at every point."""
-    for text in study.base:
-        if key_of(text) in SEED_KEYS:
+    of_axes = [text for axis in study.axes.values() for texts in axis.values.values() for text in texts]
+    for key, text in {key_of(text): text for text in [*of_axes, *study.base]}.items():
+        if key in SEED_KEYS:
             yield f"{text}: a study sets the seeds of its points; say how many with --seeds, or `seeds` of its file"
+    for (first, one), (second, other) in combinations(study.axes.items(), 2):
+        for key in sorted(one.fixes & other.fixes):
+            yield f"axes: {first} and {second} both set {key}, so one of them would have no effect"
     for text in typed:
         for name, axis in study.axes.items():
             if key_of(text) in axis.fixes:

@@ -5,7 +5,7 @@ What is in the store already is not started; a point that fails is told and sink
 
 import fcntl
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,13 +77,26 @@ class Conduct:
             if errands:
                 self.console.line(f"shared: {', '.join(errands)}")
             makers = {name: wave[identity] for name, identity in errands.items()}
-            for found in make([self._errand(point, name) for name, point in makers.items()]):
+            self._share(errands, 0)
+            for place, found in enumerate(make([self._errand(point, name) for name, point in makers.items()]), start=1):
+                self._share(errands, place)
                 if found.error:
                     broken[errands[found.name]] = f"{found.name}: {found.error}"
                     self.console.error(broken[errands[found.name]])
                 else:
                     self.console.line(f"{found.name}: {found.seconds:.0f} s")
+        self._share({}, 0)
         return broken
+
+    def _share(self, errands: Mapping[str, str], made: int) -> None:
+        """Tell how many of a wave's shared outputs are made."""
+        stage = next(iter(errands), "").partition(",")[0]
+        self.progress.sharing = f"{stage}: {made} of {len(errands)}" if stage else ""
+        self._tell()
+
+    def _tell(self) -> None:
+        self.run.progress(str(self.progress))
+        self.on_progress()
 
     def _broken(self, point: Point, broken: dict[str, str]) -> Returned | None:
         wanting = [f"{stage} {point.identity(stage)}" for stage in point.stages]
@@ -119,8 +132,7 @@ class Conduct:
             self.console.error(f"{found.name}: {found.error}")
         elif found.computed:
             self.console.line(f"{found.name}: {found.seconds:.0f} s, {found.memory:.1f} GiB   ({self.progress})")
-        self.run.progress(str(self.progress))
-        self.on_progress()
+        self._tell()
 
 
 def record_name(study: Definition, overrides: Sequence[str]) -> str:

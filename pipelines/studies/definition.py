@@ -78,8 +78,9 @@ class Measure(Settings):
     Args:
         label: In tables and figures.
         of: A metric: of the evaluation's or the policy stage's summary; or, with `take`, of the policy's curve.
-        take: What is read off the curve. first, last, peak, mean; drop: from the peak to the end; at_kl: where the KL
-            to the reference first reaches `kl`; first_reach: the x (see `over`) at which it first reaches `level`.
+        take: What is read off the curve. first, last, peak, mean; rise: from first to last; drop: from the peak to the
+            end; at_kl: where the KL to the reference first reaches `kl`; first_reach: the x (see `over`) at which it
+            first reaches `level`.
         kl: Nats; "common": the largest KL that all that are compared reach.
         level: For first_reach.
         over: What the curve runs over: step, or completions.
@@ -90,7 +91,7 @@ class Measure(Settings):
 
     label: str
     of: str
-    take: Literal["first", "last", "peak", "mean", "drop", "at_kl", "first_reach"] | None = None
+    take: Literal["first", "last", "peak", "mean", "rise", "drop", "at_kl", "first_reach"] | None = None
     kl: float | Literal["common"] = "common"
     level: float = 0.0
     over: Literal["step", "completions"] = "step"

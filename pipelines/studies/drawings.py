@@ -28,10 +28,10 @@ def _curves(found: Values, wish: FigureWish, cells: Sequence[Cell]) -> "Figure |
     axes = found.axes_of(cells)
     series = []
     for cell in cells:
-        every = [result.measured(wish.y[0], wish.x) for result in found.of_cell(cell)]
-        measured = [(xs, values) for xs, values in every if xs and xs == every[0][0]]
-        if measured:
-            series.append(Series(found.name_of(cell, axes), measured[0][0], [values for _, values in measured]))
+        every = [each for each in (result.measured(wish.y[0], wish.x) for result in found.of_cell(cell)) if each[0]]
+        if every:
+            xs = every[0][0]
+            series.append(Series(found.name_of(cell, axes), xs, [values for own, values in every if own == xs]))
     return curves(series, wish.x, wish.label or wish.y[0], wish.log_x) if series else None
 
 

@@ -105,6 +105,7 @@ def _of_curve(measure: Measure, xs: Sequence[float], values: Sequence[float]) ->
         "peak": max,
         "mean": lambda each: sum(each) / len(each),
         "drop": peak_drop,
+        "rise": lambda each: each[-1] - each[0],
     }
     return float(takes[str(measure.take)](values))
 

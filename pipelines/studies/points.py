@@ -15,7 +15,8 @@ from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 
 # A study's models are many and are compared, not used: pointers to the store are enough.
-OF_A_STUDY = ("tracking.champion=false", "tracking.register_models=false", "tracking.log_models=false")
+OF_A_STUDY = ("tracking.register_models=false", "tracking.log_models=false")
+ALWAYS = "tracking.champion=false"  # whatever a study or a person says: one of many that were tried is no champion
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def shared(points: Sequence[Point]) -> list[dict[str, Point]]:
 def _overrides(study: Definition, cell: Cell, root: str) -> list[str]:
     """All of a point's overrides but its seeds."""
     own = [override for axis, value in cell.items() for override in study.axes[axis].values[value]]
-    return last_of_each([*OF_A_STUDY, *study.base, *own, f"paths.root={root}"])
+    return last_of_each([*OF_A_STUDY, *study.base, *own, ALWAYS, f"paths.root={root}"])
 
 
 def _seeds(seeds: Seeds, seed: int) -> dict[str, int]:

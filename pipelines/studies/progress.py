@@ -9,11 +9,12 @@ from pipelines.studies.point import Returned
 
 @dataclass
 class Progress:
-    """Counts of a study's points (what they share is not counted, but its time is).
+    """Counts of a study's points. What they share is made before and told by itself.
 
     Args:
         total: Points.
         workers: How many processes work at a time.
+        sharing: What several points share and is being made now, e.g. "sft: 3 of 8"; empty afterwards.
     """
 
     total: int
@@ -21,6 +22,7 @@ class Progress:
     done: int = 0
     reused: int = 0
     failed: int = 0
+    sharing: str = ""
     seconds: list[float] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _lock: Lock = field(default_factory=Lock, repr=False)
@@ -54,6 +56,8 @@ class Progress:
         return 100.0 * self.finished / max(self.total, 1)
 
     def __str__(self) -> str:
+        if self.sharing:
+            return f"shared {self.sharing}; then {self.total} points"
         counts = f"{self.finished}/{self.total}: {self.done} done, {self.reused} reused, {self.failed} failed"
         left = self.seconds_left
         return counts if left is None or self.finished == self.total else f"{counts}; about {in_words(left)} left"

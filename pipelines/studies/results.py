@@ -1,11 +1,12 @@
 """From the points' results to the study's page, verdicts and files."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pipelines.config_errors import nearest
 from pipelines.store import Store
 from pipelines.studies.conduct import Conduct
 from pipelines.studies.definition import Cell, Claim, Definition
@@ -68,7 +69,7 @@ class Results:
             tables=[table(self.found, wish) for wish in study.tables],
             claims=self.claims,
             figures=list(self.figures.values()),
-            notes=list(study.notes),
+            notes=[*study.notes, *self._unmeasured()],
             command=self.command,
             failed=self.failed,
         )
@@ -140,11 +141,25 @@ class Results:
             facts.append(("claims", f"two-sided paired t tests, corrected for {of} (Holm)"))
         return facts
 
+    def _unmeasured(self) -> Iterator[str]:
+        """Metrics that no point has: so a name that is wrong is seen."""
+        if not self.found.results:
+            return
+        summaries = set().union(*(result.summary for result in self.found.results))
+        curves = set().union(*(row for result in self.found.results for row in result.curve))
+        measures = self.study.measures.values()
+        drawn = [y for figure in self.study.figures if figure.kind in ("curves", "against_kl") for y in figure.y]
+        wanted = [(m.of, summaries if m.take is None else curves) for m in measures] + [(y, curves) for y in drawn]
+        for metric, there in dict.fromkeys((metric, frozenset(there)) for metric, there in wanted):
+            if metric not in there:
+                yield f"No point has measured {metric}{nearest(metric, there)}"
+
     def _claim(self, claim: Claim, found: Contrast | None, corrected: float | None) -> ClaimRow:
         label = self.study.measures[claim.measure].label
         if found is None or corrected is None:
-            seeds = len(self.found.sums(claim))
-            return ClaimRow(claim.says, label, None, None, None, None, None, seeds, None, claim.margin, "undecided")
+            sums = list(self.found.sums(claim).values())
+            only = sums[0] if len(sums) == 1 else None
+            return ClaimRow(claim.says, label, only, None, None, None, None, len(sums), None, claim.margin, "undecided")
         return ClaimRow(
             text=claim.says,
             measure=label,

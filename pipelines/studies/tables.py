@@ -29,6 +29,8 @@ def _means(found: Values, wish: Wish, cells: Sequence[Cell]) -> Table:
 def _mean(found: Values, name: str, cell: Cell, cells: Sequence[Cell]) -> str:
     """Mean ± half of the 95 % interval, with the number of seeds where some are missing."""
     values = list(found.values(name, cell, cells).values())
+    if found.is_censored(name, [cell]):
+        return f"reached by {len(values)} of {len(list(found.of_cell(cell)))}"
     digits = found.study.measures[name].digits
     missing = f" (n = {len(values)})" if len(values) < found.study.seeds.count else ""
     if len(values) < 2:

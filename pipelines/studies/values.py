@@ -53,20 +53,38 @@ class Values:
         return None if measure.share_of is None else self.study.axes[measure.share_of].at[cell[measure.share_of]]
 
     def common(self, cells: Sequence[Cell]) -> dict[int, float | None]:
-        """For each seed the largest KL that all these cells reach."""
-        return {
-            seed: common([each for each in self.results if each.seed == seed and each.cell in cells])
-            for seed in self.seeds
-        }
+        """For each seed the largest KL that all these cells reach; None where one of them has no result.
+
+        A cell that has none for any seed is left out.
+        """
+        some = [cell for cell in cells if any(self.of_cell(cell))]
+        found = {}
+        for seed in self.seeds:
+            there = [each for each in self.results if each.seed == seed and each.cell in some]
+            found[seed] = common(there) if len(there) == len(some) else None
+        return found
+
+    def is_censored(self, name: str, cells: Sequence[Cell]) -> bool:
+        """Whether a finished point of these cells never reached the level that is asked for.
+
+        The mean of those that did would favour who seldom does.
+        """
+        if self.study.measures[name].take != "first_reach":
+            return False
+        return any(len(self.values(name, cell)) < len(list(self.of_cell(cell))) for cell in cells)
 
     def paired(self, name: str, cell: Cell, base: Cell) -> Contrast | None:
-        """A cell less another, over the seeds that both have; None for fewer than two."""
+        """A cell less another, over the seeds that both have; None for fewer than two, or if it is censored."""
+        if self.is_censored(name, [cell, base]):
+            return None
         ours, theirs = (self.values(name, each, [cell, base]) for each in (cell, base))
         seeds = [seed for seed in ours if seed in theirs]
         return contrast([ours[seed] - theirs[seed] for seed in seeds]) if len(seeds) > 1 else None
 
     def claimed(self, claim: Claim) -> Contrast | None:
-        """A claim's contrast, over the seeds that have all of it; None for fewer than two."""
+        """A claim's contrast, over the seeds that have all of it; None for fewer than two, or if it is censored."""
+        if self.is_censored(claim.measure, [c for term in claim.contrast for c in self.study.matching(term.cell)]):
+            return None
         sums = list(self.sums(claim).values())
         return contrast(sums) if len(sums) > 1 else None
 

@@ -63,3 +63,12 @@ def test_the_median_of_siblings_is_what_it_says():
     everything = torch.ones_like(rewards, dtype=torch.bool)
     # siblings of 1: 2 5 9 -> 5; of 5: 1 2 9 -> 2; of 2: 1 5 9 -> 5; of 9: 1 2 5 -> 2
     assert names["median_of_siblings"](rewards, everything).tolist() == [[-4.0, 3.0, -3.0, 7.0]]
+
+
+def test_the_study_of_ones_own_is_one_that_runs(tmp_path):
+    from pipelines.studies.loading import load_definition
+    from pipelines.studies.points import points_of
+
+    (tmp_path / "my_study.yaml").write_text(block("yaml", "Larger batches reach more"))
+    study = load_definition(str(tmp_path / "my_study.yaml"), "laptop")
+    assert len(points_of(study, str(tmp_path))) == 2 * 5

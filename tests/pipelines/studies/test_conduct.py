@@ -144,9 +144,17 @@ def test_progress_is_told_after_every_point(conduct, monkeypatch):
     study = conduct(on_progress=lambda: calls.append(None))
     pretend_finished(study, monkeypatch, ["K=2, seed=0"])
     study.make(FakeMake())
-    assert len(calls) == 4
-    assert study.run.told[1] == "2/4: 1 done, 1 reused, 0 failed; about 2 s left"
+    assert len(calls) == len(study.run.told)
+    assert study.run.told[-3] == "2/4: 1 done, 1 reused, 0 failed; about 2 s left"
     assert study.run.told[-1] == "4/4: 3 done, 1 reused, 0 failed"
+
+
+def test_what_is_shared_is_told_while_it_is_made(conduct):
+    study = conduct()
+    study.make(FakeMake())
+    said = [text for text in study.run.told if text.startswith("shared ")]
+    assert [text for text in said if "sft" in text] == [f"shared sft: {made} of 2; then 4 points" for made in (0, 1, 2)]
+    assert study.run.told[-1] == "4/4: 4 done, 0 reused, 0 failed"
 
 
 def test_a_points_record_is_stable_safe_and_its_own(conduct):

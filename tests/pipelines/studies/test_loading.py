@@ -118,6 +118,9 @@ def test_the_last_of_each_setting_counts_in_the_place_of_the_first():
         ({"seeds": {"count": 1, "vary": "all"}}, "seeds.vary: all, but it must be policy or everything"),
         ({"profiles": {"quick": 1}}, "quick: 1, but it must be a section"),
         ({"measures": {"gold": {"label": "x", "of": "y", "take": "lst"}}}, "measures.gold.take: lst, but it must be"),
+        ({"measures": {**MEASURES, "win": {"label": "x", "of": "evaluation/x"}}}, "but the study ends with policy"),
+        ({"axes": {**AXES, "s": {"setting": "algorithm.seed", "values": [1, 2]}}}, "a study sets the seeds"),
+        ({"axes": {**AXES, "s": {"setting": "algorithm.reward_noise", "values": [1.0]}}}, "sigma and s both set"),
         ({"measures": {**MEASURES, "gold": {"label": "x", "of": "y", "share_of": "method"}}}, "no axis of numbers"),
         ({"tables": [{"caption": "x", "measures": ["glod"]}]}, "there is no measure glod; did you mean gold?"),
         ({"tables": [{"caption": "x", "measures": [], "where": {"mehod": 1}}]}, "where: there is no axis mehod"),
@@ -198,10 +201,11 @@ def test_the_studies_of_conf_say_nothing_wrong(study, profile):
     assert (loaded.name, loaded.file) == (study, study)
 
 
+@pytest.mark.parametrize("profile", ["laptop", "paper"])
 @pytest.mark.parametrize("study", study_names())
-def test_the_settings_of_the_studies_of_conf_exist(study):
+def test_the_settings_of_the_studies_of_conf_exist(study, profile):
     """Every value of every axis in one cell, side by side: all combinations would take a minute."""
-    loaded = load_definition(study, "laptop")
+    loaded = load_definition(study, profile)
     values = [list(axis.values.values()) for axis in loaded.axes.values()]
     for place in range(max(map(len, values))):
         cell = [text for axis in values for text in axis[place % len(axis)]]

@@ -57,8 +57,11 @@ def test_a_studys_models_are_not_registered_unless_it_is_wished(tmp_path):
     (point,) = points_of(small(tmp_path, axes={}, measures={}, count=1), str(tmp_path))
     assert (point.name, point.cell) == ("seed=0", {})
     assert not point.settings.tracking.register_models
-    wished = small(tmp_path, axes={}, measures={}, count=1, overrides=("tracking.register_models=true",))
-    assert points_of(wished, str(tmp_path))[0].settings.tracking.register_models
+    typed = ("tracking.register_models=true", "tracking.champion=true")
+    wished = small(tmp_path, axes={}, measures={}, count=1, overrides=typed)
+    tracking = points_of(wished, str(tmp_path))[0].settings.tracking
+    assert tracking.register_models
+    assert not tracking.champion  # one of many that were tried is no champion, whatever is typed
 
 
 def needs(points):

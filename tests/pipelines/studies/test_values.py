@@ -177,7 +177,7 @@ def test_a_table_of_means(found):
 
 
 def test_a_table_says_what_is_missing(found):
-    given = [result(RLOO_0, 0, [0, 0, -1.0]), result(RLOO_0, 2, [0, 0, -1.0]), result(RLOO_3, 1, [0, 0, 2.0])]
+    given = [result(RLOO_0, 0, [0, 0, -1.0]), result(RLOO_0, 2, [0, 0, -1.0]), result(RLOO_3, 0, [0, 0, 2.0])]
     values = found(given, tables=[{"caption": "", "measures": ["gold", "at"], "where": {"method": "rloo"}}])
     made = table(values, values.study.tables[0])
     assert made.columns[0] == "σ"
@@ -216,6 +216,48 @@ def test_comparisons_that_are_missing_are_not_corrected_for(found):
     assert "corrected for the 1 comparison of this table" in made.note
 
 
+REACHING = {"gold": {"label": "completions", "of": "gold", "take": "first_reach", "level": 5.5, "digits": 0}}
+
+
+def test_seeds_that_never_reach_a_level_are_not_left_out_in_silence(found):
+    """A mean of those that do would favour who seldom does; a contrast, too."""
+    wishes = [{"caption": "", "measures": ["gold"]}, {"caption": "", "measures": ["gold"], "against": RLOO_0}]
+    values = found(measures=REACHING, tables=wishes, claims=claims({}))
+    means, differences = (table(values, wish) for wish in values.study.tables)
+    # highest: 6, 7, 8 for RLOO without noise, 5 with; 6 for RAFT without noise, 2, 1 and 3 with
+    assert [row[2] for row in means.rows][1::2] == ["reached by 0 of 3", "reached by 0 of 3"]
+    assert "±" in means.rows[0][2]
+    assert [row[3] == "–" for row in differences.rows] == [True, False, True]
+    assert values.claimed(values.study.claims[0]) is None
+
+
+def test_a_seed_without_a_cell_has_no_common_kl(found):
+    """The table says `all rows`: a cell whose point failed has none."""
+    values = found([each for each in results() if (each.cell, each.seed) != (RAFT_3, 0)])
+    assert values.common(values.study.cells) == {0: None, 1: 2.0, 2: 2.0}
+    assert list(values.values("at", RLOO_0, values.study.cells)) == [1, 2]
+
+
+def test_a_curve_whose_first_seed_diverged_is_drawn_from_the_others(found):
+    given = results()
+    given[0] = replace(given[0], curve=[{"step": 1, "gold": math.nan, KL: math.nan}])
+    (axes,) = drawing(found(given), FigureWish(kind="curves", y=["gold"], caption="", where=RLOO_0)).axes
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([0.0, 7.5, 6.5])
+
+
+def test_a_metric_that_no_point_has_is_named(found):
+    wrong = {"gold": {"label": "x", "of": "glod", "take": "last"}, "std": {"label": "x", "of": "std"}}
+    figures = [{"kind": "curves", "y": ["gold"], "caption": ""}]
+    made = Results(found(measures=wrong, figures=figures), [], "").page
+    assert made.notes == ["No point has measured glod; did you mean gold?"]
+    assert Results(found([]), [], "").page.notes == []
+
+
+def test_one_seed_has_a_difference_and_no_verdict(found):
+    (row,) = Results(found([each for each in results() if each.seed == 1], claims=claims({})), [], "").claims
+    assert (row.difference, row.low, row.corrected_p, row.verdict) == (5 - 0 - 6 + 4, None, None, "undecided")
+
+
 # results
 
 
@@ -228,7 +270,7 @@ def test_verdicts(found):
     opposite = {"contrast": [{"weight": -1, "cell": RAFT_0}, {"weight": 1, "cell": RAFT_3}]}
     none = {"contrast": [{"weight": 1, "cell": RAFT_0}, {"weight": -1, "cell": RAFT_0}]}
     rows = Results(found(claims=claims(noise, opposite, none, {})), [], "").claims
-    assert [row.verdict for row in rows] == ["undecided", "undecided", "not supported", "undecided"]
+    assert [row.verdict for row in rows] == ["undecided"] * 4  # the third has no scatter, which proves nothing
     t = 4 * math.sqrt(3)
     p = 1 - t / math.sqrt(t * t + 2)  # differences 4, 5, 3: p = 0.0202; alone below 0.05, of four claims not
     assert rows[0].p == pytest.approx(p)
