@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 import urllib.request
 from pathlib import Path
 
@@ -20,23 +21,37 @@ PROGRAM = """
 
     install_fake_stages(pytest.MonkeyPatch())
     overrides = ["experiment=tiny", "paths.root={root}", "tracking.experiment=trial"]
-    stop = prefect_server.TemporaryServer.stop
-    prefect_server.TemporaryServer.stop = lambda server: (show_server(server.url, server.root), stop(server))
+    Server = prefect_server.TemporaryServer
+    stop = Server.stop
+    Server.stop = lambda server: (show_server(server.url, server.root, selection.until), stop(server))
     for selection in (Selection(until="data"), Selection(until="sft")):
         code = runner.run_pipeline(load_settings(overrides), overrides, selection, use_prefect=True)
         assert code == 0, code
 """
 
 
-def show_server(url: str, root: Path) -> None:
-    """Ask the server, before it stops, what it has seen; the last answer stays."""
-    seen = {kind: _ask(f"{url}/{kind}/filter") for kind in ("flow_runs", "task_runs", "logs", "artifacts")}
+def show_server(url: str, root: Path, last: str) -> None:
+    """Ask the server, before it stops, what it has seen; the last answer stays. What comes late is waited for."""
+    deadline = time.monotonic() + 60
+    while not _is_complete(seen := _seen(url), last) and time.monotonic() < deadline:
+        time.sleep(0.2)
     (root / "seen.json").write_text(json.dumps({**seen, "url": url}))
+
+
+def _seen(url: str) -> dict[str, list[dict[str, object]]]:
+    return {kind: _ask(f"{url}/{kind}/filter") for kind in ("flow_runs", "task_runs", "logs", "artifacts")}
+
+
+def _is_complete(seen: dict[str, list[dict[str, object]]], last: str) -> bool:
+    """Whether the server knows how everything ended, the last stage too, and what that has said."""
+    states = {run["state_name"] for kind in ("flow_runs", "task_runs") for run in seen[kind]}
+    ended = last in [task["name"] for task in seen["task_runs"]] and states <= {"Completed", "Reused"}
+    return ended and any(f"{last} [bold]says" in str(log["message"]) for log in seen["logs"])
 
 
 def _ask(url: str) -> list[dict[str, object]]:
     request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return list(json.load(answer))
 
 
@@ -49,7 +64,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Path, subprocess.Co
     (place / "home").mkdir()
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM).replace("{root}", str(place / "runs"))]
     return place, subprocess.run(
-        command, cwd=place / "home", env=environment, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=place / "home", env=environment, capture_output=True, text=True, check=False, timeout=900
     )
 
 
@@ -121,7 +136,7 @@ def test_what_prefect_complains_about_is_in_the_log_alone(tmp_path: Path) -> Non
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path)}
     command = [sys.executable, "-c", textwrap.dedent(NOISE), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     log = (tmp_path / "log").read_text()
     for name in ("prefect._internal.concurrency", "prefect.events", "prefect.engine", "prefect.flow_runs"):

@@ -25,6 +25,7 @@ from pipelines.console import Console
 from pipelines.plan import Selection, make_plan
 from pipelines.records import Record, find_record, left_of, records, to_resume
 from pipelines.store import Store
+from pipelines.tracking.tracker import PATIENCE
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 from tests.pipelines import fake_stages
@@ -36,6 +37,7 @@ ALL = list(STAGES)
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_mlflow: Path) -> Iterator[ExperimentSettings]:
     install_fake_stages(monkeypatch)
+    monkeypatch.setitem(PATIENCE, "KILLED", 120.0)  # a slow machine needs more than 5 s to write down how a run ended
     for name in ("PREFECT_HOME", "MPLCONFIGDIR", *runner.environment.QUIET):  # undone after the test
         monkeypatch.setenv(name, os.environ.get(name, runner.environment.QUIET.get(name, str(tmp_path / "prefect"))))
     fake_stages.calls.clear()

@@ -154,19 +154,20 @@ def test_manifests_come_newest_first(store):
 
 
 def test_two_runs_compute_a_stage_one_after_the_other(store):
-    waiting, got_it = [], threading.Event()
+    told, waits, got_it = [], threading.Event(), threading.Event()
 
     def second():
-        with store.lock("sft", FINGERPRINT, waiting.append):
+        with store.lock("sft", FINGERPRINT, lambda text: (told.append(text), waits.set())):
             got_it.set()
 
     with store.lock("sft", FINGERPRINT):
         thread = threading.Thread(target=second)
         thread.start()
+        assert waits.wait(60)
         assert not got_it.wait(0.1)
-    thread.join(5)
+    thread.join(60)
     assert got_it.is_set()
-    assert waiting == ["waiting: another run computes sft with the same settings"]
+    assert told == ["waiting: another run computes sft with the same settings"]
 
 
 def test_different_stages_do_not_wait(store):
@@ -177,7 +178,7 @@ def test_different_stages_do_not_wait(store):
 def hold(root, ready):
     with Store(root).lock("sft", FINGERPRINT):
         ready.set()
-        time.sleep(60)
+        time.sleep(600)
 
 
 def test_a_killed_holder_blocks_nobody(store):
@@ -185,8 +186,8 @@ def test_a_killed_holder_blocks_nobody(store):
     ready = context.Event()
     holder = context.Process(target=hold, args=(store.root, ready))
     holder.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     os.kill(holder.pid, signal.SIGKILL)
-    holder.join(10)
+    holder.join(60)
     with store.lock("sft", FINGERPRINT, lambda text: pytest.fail(text)):
         pass

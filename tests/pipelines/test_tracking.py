@@ -60,6 +60,7 @@ def again(settings: ExperimentSettings, told: list[str]) -> Tracker:
 def die(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     """End the mirror without a word, and let whoever looks next believe that this process is dead."""
     tracker.mirror.stop(0.0)
+    tracker.mirror._thread.join(60)
     for file in [*tracker.store.root.rglob("run.json"), *(tracker.store.root / "tracking").glob("*.json")]:
         file.write_text(file.read_text().replace(str(os.getpid()), "4194399"))
 
@@ -259,9 +260,9 @@ def test_what_is_left_at_the_end_is_sent_at_the_next_start(
     stage.metrics(2, {"loss": 0.5})
     publish(tracker, stage)
     monkeypatch.setitem(sys.modules["pipelines.tracking.tracker"].PATIENCE, "FINISHED", 0.2)
+    until(lambda: outage.calls > 0)
     tracker.finish("FINISHED")
     assert "MLflow has not got everything of 2 runs" in told[-1]
-    assert outage.calls > 0
     assert by_stage(tracker) == {"sft": ["RUNNING"], "": ["RUNNING"]}
     die(tracker, monkeypatch)
     later = Tracker.open(settings, no_warning, quiet)

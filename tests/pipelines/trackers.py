@@ -36,7 +36,7 @@ def publish(tracker: Tracker, run: StageRun, files: Path | None = None, **inputs
         run.finish("FINISHED", published=store.path(stage, fingerprint) / LOGS)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Wait for what a thread does."""
     deadline = time.monotonic() + seconds
     while not condition():

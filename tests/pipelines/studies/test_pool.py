@@ -15,7 +15,7 @@ from pipelines.studies.point import Returned
 from pipelines.studies.pool import Pool, Stopped
 from tests.pipelines.studies.errands import HERE, do, errand
 
-PATIENCE = 60.0  # seconds; a process needs a fraction of one
+PATIENCE = 180.0  # seconds; a process needs a fraction of one
 CHECKOUT = Path(__file__).parents[3]
 
 
