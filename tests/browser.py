@@ -34,7 +34,7 @@ def chromium(
         f"--window-size={width},2000", "--virtual-time-budget=8000", "--enable-logging=stderr", "--log-level=0",
         "--host-resolver-rules=MAP * ~NOTFOUND", *(["--force-dark-mode"] if dark else []), *arguments, page.as_uri(),
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
 
 def requests_of(page: Path, place: Path) -> set[str]:

@@ -31,7 +31,7 @@ class Run:
         return self.process.stdout + self.process.stderr
 
 
-def rloo(place: Path, *arguments: str, root: str = "runs", timeout: int = 600, path: Path | None = None) -> Run:
+def rloo(place: Path, *arguments: str, root: str = "runs", timeout: int = 1800, path: Path | None = None) -> Run:
     """Run the `rloo` command in an empty directory, with an empty home, away from the checkout.
 
     `path` holds packages that are installed beside the project.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rloo_core.stages import STAGES
 
-PROCESSES_SECONDS = 15.0  # the watchdog gives a Prefect server three to stop
+PROCESSES_SECONDS = 120.0  # the watchdog gives a Prefect server three to stop, a busy machine takes longer
 
 
 @dataclass(frozen=True)

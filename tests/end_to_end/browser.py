@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.sync.client import connect
 
-from tests.end_to_end.services import answers, free_port, until
+from tests.end_to_end.services import until
 
 TEXT = "document.body ? document.body.innerText + ' ' + document.title : ''"
 
@@ -31,7 +31,7 @@ class Browser:
         """Send a command of the protocol and return its result."""
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
-        while (answer := json.loads(self._socket.recv(timeout=60))).get("id") != self._number:
+        while (answer := json.loads(self._socket.recv(timeout=240))).get("id") != self._number:
             pass
         return dict(answer.get("result", {}))
 
@@ -39,13 +39,13 @@ class Browser:
         """The value of a script in the page."""
         return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
-    def open(self, url: str, *words: str, seconds: float = 60) -> str:
+    def open(self, url: str, *words: str, seconds: float = 240) -> str:
         """Open a page and wait until it shows all the words; its text."""
         self.ask("Page.navigate", url="about:blank")  # or another #fragment would not be loaded
         self.ask("Page.navigate", url=url)
         return self.wait_for(*words, seconds=seconds)
 
-    def wait_for(self, *words: str, seconds: float = 60) -> str:
+    def wait_for(self, *words: str, seconds: float = 240) -> str:
         """Wait until the page shows all the words; its text."""
 
         def shown() -> str:
@@ -71,9 +71,8 @@ def chromium(place: Path, pictures: Path) -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium; on Debian: apt-get install chromium")
-    port = free_port()
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    options += [f"--user-data-dir={place}/profile", f"--remote-debugging-port={port}", "--window-size=1500,1100"]
+    options += [f"--user-data-dir={place}/profile", "--remote-debugging-port=0", "--window-size=1500,1100"]
     process = subprocess.Popen(
         [program, *options, "about:blank"],
         stdout=subprocess.DEVNULL,
@@ -81,14 +80,26 @@ def chromium(place: Path, pictures: Path) -> Iterator[Browser]:
         env=_environment(place),
     )
     try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/json"), "Chromium")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
-            page = next(each for each in json.load(answer) if each["type"] == "page")
-        with connect(page["webSocketDebuggerUrl"], max_size=None, ping_interval=None) as socket:
+        page = until(lambda: _page(place / "profile"), "Chromium")
+        with connect(page, open_timeout=240, max_size=None, ping_interval=None) as socket:
             yield Browser(socket, pictures)
     finally:
         process.terminate()
-        process.wait(20)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(120)
+        process.kill()
+        process.wait()
+
+
+def _page(profile: Path) -> str:
+    """Address of the first tab's debugging socket; "" as long as there is none."""
+    try:
+        port = (profile / "DevToolsActivePort").read_text().split()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=30) as answer:
+            found = [each["webSocketDebuggerUrl"] for each in json.load(answer) if each["type"] == "page"]
+    except (OSError, IndexError):
+        return ""
+    return found[0] if found else ""
 
 
 def _environment(place: Path) -> dict[str, str]:

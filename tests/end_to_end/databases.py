@@ -2,13 +2,11 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,14 +106,14 @@ def postgresql(place: Path) -> Iterator[PostgreSQL]:
         with (place / "postgresql.log").open("wb") as log:
             server = subprocess.Popen([found / "postgres", *options], user=owner, cwd=data, stdout=log, stderr=log)
         made = PostgreSQL(port, passfile, found)
-        until(lambda: _listens(port), "PostgreSQL to listen")
+        until(lambda: _is_ready(found, port), "PostgreSQL to be ready")
         for database in ("mlflow", "prefect"):
             made.query("postgres", f"create database {database}")
         yield made
     finally:
         if server is not None:
             server.send_signal(2)  # "fast" shutdown
-            server.wait(30)
+            server.wait(120)
         shutil.rmtree(data, ignore_errors=True)
 
 
@@ -144,8 +142,7 @@ def s3(bucket: str) -> Iterator[tuple[dict[str, str], Any]]:
         server.wait()
 
 
-def _listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        time.sleep(0.2)  # it listens a moment before it answers
-        return True
-    return False
+def _is_ready(programs: Path, port: int) -> bool:
+    """Whether it answers; it listens a moment before that."""
+    command = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+    return subprocess.run(command, check=False).returncode == 0

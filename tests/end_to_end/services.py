@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +43,7 @@ class Machine:
             cwd=self.root.parent,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
 
@@ -53,7 +54,7 @@ class Machine:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
         for attempt in range(10):
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=120) as answer:
                     text = answer.read()
                 break
             except urllib.error.HTTPError as error:
@@ -78,7 +79,7 @@ class Machine:
         tasks = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
         return {task["name"]: task["state_name"] for task in tasks}
 
-    def wait_for(self, run: str, *kinds: str, seconds: float = 300) -> tuple[str, str]:
+    def wait_for(self, run: str, *kinds: str, seconds: float = 600) -> tuple[str, str]:
         """Wait until a flow run is in a state of one of these types."""
         return until(lambda: (state := self.state(run))[0] in kinds and state, f"{run} to be {kinds}", seconds)
 
@@ -129,17 +130,19 @@ def logs(root: Path) -> str:
     return "".join(f"\n== {file.name}\n{file.read_text()[-2000:]}" for file in (root / "logs").glob("service*.log"))
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = 240) -> T:
-    """Wait for a condition and return its value.
+def until(condition: Callable[[], T], what: str, seconds: float = 600) -> T:
+    """Wait for a condition and return its value. A service that takes too long to answer is asked again.
 
     Raises:
         AssertionError: If it does not come true.
     """
     deadline = time.monotonic() + seconds
-    while not (value := condition()):
+    while True:
+        with suppress(TimeoutError):
+            if value := condition():
+                return value
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
         time.sleep(0.2)
-    return value
 
 
 def processes(flow_run: str) -> list[int]:
@@ -157,7 +160,7 @@ def processes(flow_run: str) -> list[int]:
 def answers(url: str) -> bool:
     """Whether something answers there."""
     try:
-        with urllib.request.urlopen(url, timeout=2):
+        with urllib.request.urlopen(url, timeout=10):
             return True
     except urllib.error.HTTPError:
         return True
@@ -166,7 +169,13 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on loopback that nobody listens on, and none of those that the system hands out to whoever asks for any.
+
+    Raises:
+        AssertionError: If there is none.
+    """
+    for port in random.SystemRandom().sample(range(15000, 32000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("100 ports between 15000 and 32000 are in use")

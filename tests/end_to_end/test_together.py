@@ -26,7 +26,7 @@ def start(place: Path, *overrides: str) -> "subprocess.Popen[str]":
 
 def finish(*started: "subprocess.Popen[str]") -> list[str]:
     """Wait; what each has printed. All must have succeeded, without a traceback or another word on stderr."""
-    ends = [each.communicate(timeout=600) for each in started]
+    ends = [each.communicate(timeout=1800) for each in started]
     for each, (printed, errors) in zip(started, ends, strict=True):
         assert each.returncode == 0, printed + errors
         assert errors == ""
