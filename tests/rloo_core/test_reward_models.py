@@ -5,6 +5,8 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModelForSequenceClassification
 
+from rloo_core.layout import Layout
+from rloo_core.losses.ranking import bradley_terry_loss
 from rloo_core.reward_models import (
     RewardModel,
     add_reward_lora,
@@ -15,6 +17,7 @@ from rloo_core.reward_models import (
 )
 from rloo_core.settings import LoraSettings
 from rloo_core.types import CompletionGroups
+from tests.rloo_core.algorithms.composing import tiny_reward_model
 from tests.rloo_core.tiny import VOCAB, tiny_llama, tiny_neox, tiny_tokenizer
 
 PROMPTS = [[3, 4, 5, 6], [7]]
@@ -54,6 +57,19 @@ def test_right_padding_does_not_move_the_reward(sft_directory):
 def test_batches_give_what_one_batch_gives(sft_directory):
     model = new_reward_model(sft_directory, tiny_tokenizer(), seed=0)
     assert_close(score_completions(model, groups(), max_tokens=1), score_completions(model, groups(), max_tokens=1000))
+
+
+@pytest.mark.parametrize(("make_model", "rounding"), [(tiny_neox, 1e-9), (tiny_llama, 1e-6)])
+def test_both_layouts_have_the_same_rewards_and_gradient(make_model, rounding):
+    """Chosen and rejected as branches of one row, or in rows of their own. Llama's norms cast to float32."""
+    rewards, gradients = [], []
+    for layout in Layout:
+        model = tiny_reward_model(make_model().double(), layout=layout)
+        rewards.append(score_completions(model, groups(), max_tokens=1000))
+        bradley_terry_loss(*model(groups()).T, 2).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert_close(rewards[1], rewards[0], rtol=rounding, atol=rounding)
+    assert (gradients[1] - gradients[0]).norm() / gradients[0].norm() < rounding
 
 
 def test_the_head_starts_small_and_seeded(sft_directory):
