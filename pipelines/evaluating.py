@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from pipelines.config_errors import ConfigError
@@ -23,7 +23,7 @@ from rloo_core.evaluation.judges.make import Means, make_judge
 from rloo_core.evaluation.overlap import mean_rouge
 from rloo_core.evaluation.perplexity import perplexity, token_logprobs
 from rloo_core.evaluation.scorecard import text_measures
-from rloo_core.layout import choose_layout
+from rloo_core.layout import Layout, choose_layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import load_causal_lm
 from rloo_core.settings import ExperimentSettings
@@ -38,11 +38,12 @@ MEASURED = ("length", "finished", "kl", "kl_k3")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its own tokenizer."""
+    """A model with its own tokenizer, and the layout that was tried on it."""
 
     name: str
     model: Any
     tokenizer: PreTrainedTokenizerBase
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def evaluate(
     first: Loaded | None = None
     assessed: list[tuple[str, Assessment, dict[str, float]]] = []
     for name, directory in zip(names, directories, strict=True):
-        loaded = _loaded(name, directory, parts.device)
+        loaded = _loaded(name, directory, settings.compute.layout, parts)
         first = first or loaded
         assessed.append((name, *_written(loaded, first, rows, settings, decoding)))
     written = _with_texts(assessed, rows, referenced)
@@ -200,11 +201,15 @@ def _directory(settings: ExperimentSettings, name: str) -> Path:
     return directory
 
 
-def _loaded(name: str, directory: Path, device: torch.device) -> Loaded:
+def _loaded(name: str, directory: Path, wanted: str, parts: Means) -> Loaded:
     tokenizer = load_tokenizer(str(directory))
     ensure_pad_token(tokenizer)
-    model: nn.Module = load_causal_lm(directory, tokenizer)
-    return Loaded(name, model.to(device), tokenizer)
+    model: Any = load_causal_lm(directory, tokenizer)
+    model = model.to(parts.device)
+    layout, reason = choose_layout(model.base_model, wanted)
+    if reason is not None:
+        parts.say(f"{name}: {reason}")
+    return Loaded(name, model, tokenizer, layout)
 
 
 def _written(
@@ -222,11 +227,11 @@ def _written(
         temperature=0.0 if decoding == "greedy" else own.temperature,
         max_new_tokens=own.max_new_tokens,
         compute=settings.compute,
-        layout=choose_layout(loaded.model.base_model, settings.compute.layout)[0],
+        layout=loaded.layout,
     )
     assessment = assess(
         loaded.model,
-        reference_logprobs(first.model, own.temperature) if shared else None,
+        reference_logprobs(first.model, own.temperature, first.layout) if shared else None,
         prompts,
         loaded.tokenizer,
         sampling,

@@ -113,9 +113,7 @@ def train_policy(
     ensure_pad_token(tokenizer)
     fit_vocabulary(model, tokenizer)
     disable_dropout(model)
-    layout, reason = choose_layout(model.base_model, compute.layout)
-    if reason is not None:
-        watch.message(reason)
+    layout = _tried_layout(model, compute, watch)
     start = copy.deepcopy(model) if needs_reference(algorithm) else None
     if compute.gradient_checkpointing:
         checkpoint_gradients(model)
@@ -123,7 +121,7 @@ def train_policy(
     loop = TrainingLoop(
         make_accelerator(compute), model, algorithm, algorithm.steps, Path(directory), watch,
         updates_per_step=updates_per_step(algorithm),
-        critic=None if critic is None else Part("critic", Critic(critic, layout), algorithm.critic.learning_rate),
+        critic=_critic(critic, algorithm, compute, watch),
     )  # fmt: skip
     collector = _collector(loop, tokenizer, prompts, chat_template, rewards, algorithm, compute, layout)
     reference = None if start is None else _frozen(loop, start, algorithm.temperature, layout)
@@ -141,6 +139,23 @@ def train_policy(
         )
     )
     return loop.history()
+
+
+def _tried_layout(model: PreTrainedModel, compute: ComputeSettings, observer: Observer) -> Layout:
+    layout, reason = choose_layout(model.base_model, compute.layout)
+    if reason is not None:
+        observer.message(reason)
+    return layout
+
+
+def _critic(
+    start: RewardModel | None, algorithm: AlgorithmSettings, compute: ComputeSettings, observer: Observer
+) -> Part | None:
+    """The critic in the layout its own decoder agrees with: it need not be a model like the policy."""
+    if start is None:
+        return None
+    layout = _tried_layout(start.classifier, compute, observer)
+    return Part("critic", Critic(start, layout), algorithm.critic.learning_rate)
 
 
 def _refuse_contradictions(algorithm: AlgorithmSettings) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
 from rloo_core.kl import sequence_kl
+from rloo_core.layout import Layout
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.masking import masked_sum
 from rloo_core.rewards import Reward, Row
@@ -78,7 +79,7 @@ def assess(
         reference: Log-probs under the reference policy; None leaves the KL unmeasured.
         prompts: What to write about.
         tokenizer: Turns ids into text.
-        sampling: Temperature (0: greedy), length, special tokens, batch budget.
+        sampling: Temperature (0: greedy), length, special tokens, batch budget, and the layout, tried on the policy.
         samples: K.
         seed: The random numbers of prompt i, sample k depend on (seed, i, k) alone: policies meet the same ones.
         proxy: The reward that training used, or would use.
@@ -100,7 +101,7 @@ def assess(
         measured = {"proxy_reward": proxy(groups, rows), "length": groups.response_mask.sum(-1).float()}
         measured["finished"] = finished(groups, sampling.eos_ids, sampling.stop).float()
         if reference is not None:
-            measured |= _kl(policy, reference, groups.to(device), kl_temperature)
+            measured |= _kl(policy, reference, groups.to(device), kl_temperature, sampling.layout)
         if gold is not None:
             measured["gold_reward"] = gold(groups, rows)
         parts.append(measured)
@@ -130,9 +131,14 @@ def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _kl(
-    policy: nn.Module, reference: Callable[[CompletionGroups], Tensor], groups: CompletionGroups, temperature: float
+    policy: nn.Module,
+    reference: Callable[[CompletionGroups], Tensor],
+    groups: CompletionGroups,
+    temperature: float,
+    layout: Layout,
 ) -> dict[str, Tensor]:
-    logprobs, ref_logprobs = completion_logprobs(policy, groups, temperature=temperature).logprobs, reference(groups)
+    logprobs = completion_logprobs(policy, groups, temperature=temperature, layout=layout, entropy=False).logprobs
+    ref_logprobs = reference(groups)
     k1, k3 = (sequence_kl(logprobs, ref_logprobs, groups.response_mask, kind) for kind in ("k1", "k3"))
     ref_logprob = masked_sum(ref_logprobs, groups.response_mask, -1)
     return {"kl": k1.cpu(), "kl_k3": k3.cpu(), "ref_logprob": ref_logprob.cpu()}

@@ -133,7 +133,7 @@ def run(
     observer.progress(total, total)
     summary, details, by_judge = _results(bench, assessments, judges)
     record, curve = reward_model_record(
-        inputs, settings.model.chat_template, settings.compute, device, settings.evaluation.seed
+        inputs, settings.model.chat_template, settings.compute, device, settings.evaluation.seed, observer
     )
     summary |= record
     rows = completion_rows(assessments, bench.prompts.rows, bench.reference_scores)

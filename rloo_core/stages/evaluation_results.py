@@ -15,9 +15,10 @@ from rloo_core.evaluation.intervals import paired_difference, win_rate, wins
 from rloo_core.evaluation.judges.base import Judge, Question
 from rloo_core.evaluation.preferences import calibration_curve, preference_measures
 from rloo_core.evaluation.scorecard import first_texts, scorecard
+from rloo_core.observer import Observer
 from rloo_core.reward_models import load_reward_model, score_completions
 from rloo_core.settings import ComputeSettings
-from rloo_core.stages.common import MODEL, pad_id
+from rloo_core.stages.common import MODEL, pad_id, stage_layout
 from rloo_core.tokenization import encode_completion, encode_prompt, load_tokenizer
 from rloo_core.types import CompletionGroups
 
@@ -155,7 +156,12 @@ def further_judges(
 
 
 def reward_model_record(
-    inputs: Mapping[str, Path], chat_template: bool, compute: ComputeSettings, device: torch.device, seed: int
+    inputs: Mapping[str, Path],
+    chat_template: bool,
+    compute: ComputeSettings,
+    device: torch.device,
+    seed: int,
+    observer: Observer,
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Accuracy, calibration and length bias of the reward model on held-out preferences (test, else validation).
 
@@ -171,6 +177,7 @@ def reward_model_record(
     prompts = [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows]
     groups = CompletionGroups.from_ids(prompts, completions, pad_id(tokenizer))
     model = load_reward_model(directory, tokenizer).to(device)
+    model.layout = stage_layout(model.classifier.base_model, compute, observer)
     chosen, rejected = score_completions(model, groups, compute.max_tokens_per_batch).T.tolist()
     lengths = [(len(pair[0]), len(pair[1])) for pair in completions]
     measures = preference_measures(chosen, rejected, lengths, seed) | {"pairs": float(len(rows))}

@@ -143,6 +143,15 @@ def test_models_are_compared_with_references_and_the_first(models, tmp_path):
     assert json.loads(again.stdout)["results"]["length/win_rate"] == pytest.approx(sum(wins) / 12)
 
 
+def test_models_that_cannot_share_prompts_are_named(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("rloo_core.layout._why_not_shared", lambda decoder: "it is old")
+    result = invoke("evaluate", models / "0", models / "1", "--prompts", models / "prompts.jsonl",
+                    "evaluation.max_new_tokens=6", f"paths.root={tmp_path / 'runs'}")  # fmt: skip
+    output = "".join(result.output.split())
+    for name in ("0", "1"):
+        assert f"{models / name}:completionsdonotsharetheirprompt'scomputation:itisold" in output
+
+
 def test_a_model_against_itself_is_even(models, tmp_path):
     result = invoke("evaluate", models / "0", models / "0", "--prompts", models / "prompts.jsonl", "--json",
                     "evaluation.max_new_tokens=6", f"paths.root={tmp_path / 'runs'}")  # fmt: skip

@@ -6,8 +6,12 @@ import json
 import pytest
 import torch
 
+from rloo_core import api
 from rloo_core.api import recipe, train_policy
-from rloo_core.reward_models import RewardModel
+from rloo_core.critics import Critic
+from rloo_core.layout import Layout
+from rloo_core.observer import SilentObserver
+from tests.rloo_core.algorithms.composing import tiny_reward_model
 from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer
 
 PROMPTS = ["w3 w4", "w5", {"prompt": "w6 w7 w8", "bonus": 2.0}, "w9"]
@@ -22,10 +26,12 @@ def with_bonus(completions, bonus, **columns):
     return [None if value is None else value for value in bonus]
 
 
-def train(directory, rewards=shorter, model=None, name="rloo", critic=None, **changes):
+def train(directory, rewards=shorter, model=None, name="rloo", critic=None, observer=None, **changes):
     model = model or tiny_neox()
     settings = recipe(name, **(SMALL | changes))
-    return model, train_policy(model, tiny_tokenizer(), PROMPTS, rewards, settings, directory, critic=critic)
+    return model, train_policy(
+        model, tiny_tokenizer(), PROMPTS, rewards, settings, directory, critic=critic, observer=observer
+    )
 
 
 def test_the_reward_rises_and_the_model_changes_in_place(tmp_path):
@@ -90,16 +96,23 @@ def test_a_step_in_which_nothing_counts_moves_nothing(tmp_path, name, rewards, c
 
 @pytest.mark.parametrize("name", ["ppo", "vanilla_pg"])
 def test_methods_with_a_critic_are_given_its_start(tmp_path, name):
-    from transformers import GPTNeoXForSequenceClassification
-
-    torch.manual_seed(0)
-    config = copy.deepcopy(tiny_neox().config)
-    config.num_labels = 1
-    critic = RewardModel(GPTNeoXForSequenceClassification(config).eval())
-    _, history = train(tmp_path, name=name, steps=2, critic=critic)
+    _, history = train(tmp_path, name=name, steps=2, critic=tiny_reward_model(tiny_neox()))
     assert "critic/explained_variance" in history[-1]
     with pytest.raises(ValueError, match=f"algorithm {name} learns a value function; give what it starts from"):
         train(tmp_path, name=name)
+
+
+def test_the_layout_of_the_critic_is_tried_on_the_critic(tmp_path, monkeypatch):
+    """The policy shares prompts; the critic, another model, cannot, and the user is told."""
+    critic, chosen, told = tiny_reward_model(tiny_neox()), [], []
+    decoder = critic.classifier.base_model
+    monkeypatch.setattr("rloo_core.layout._why_not_shared", lambda model: "it is old" if model is decoder else None)
+    monkeypatch.setattr(api, "Critic", lambda start, layout: (chosen.append(layout), Critic(start, layout))[1])
+    observer = SilentObserver()
+    observer.message = told.append
+    train(tmp_path, name="vanilla_pg", steps=1, critic=critic, observer=observer)
+    assert chosen == [Layout.PADDED]
+    assert [text for text in told if "it is old" in text]
 
 
 def test_pairs_are_refused(tmp_path):

@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from rloo_core.evaluation import assessment as assessment_module
 from rloo_core.evaluation.assessment import Prompts, assess, means
 from rloo_core.kl import sequence_kl
+from rloo_core.layout import Layout
 from rloo_core.logprobs import completion_logprobs, reference_logprobs
 from rloo_core.rollout import Sampling
 from rloo_core.types import CompletionGroups
@@ -12,10 +14,10 @@ from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer
 PROMPTS = Prompts([[3, 4, 5, 6], [7], [8, 9]], [{"prompt": name} for name in "abc"])
 
 
-def assessment(policy, reference, *, temperature=1.0, max_tokens=1000, samples=2, seed=0):
+def assessment(policy, reference, *, temperature=1.0, max_tokens=1000, samples=2, seed=0, layout=Layout.PADDED):
     return assess(
-        policy, reference, PROMPTS, tiny_tokenizer(), Sampling(temperature, 6, (1,), 0, max_tokens), samples=samples,
-        seed=seed, proxy=lambda groups, rows: groups.response_mask.sum(-1).double(),
+        policy, reference, PROMPTS, tiny_tokenizer(), Sampling(temperature, 6, (1,), 0, max_tokens, layout=layout),
+        samples=samples, seed=seed, proxy=lambda groups, rows: groups.response_mask.sum(-1).double(),
         gold=lambda groups, rows: torch.tensor([[ord(row["prompt"])] * groups.group_size for row in rows]),
         kl_temperature=1.0,
     )  # fmt: skip
@@ -42,6 +44,24 @@ def test_kl_is_the_log_ratio_of_the_sampled_text():
         assert_close(
             found.kl[i, 0], sequence_kl(*both, groups.response_mask, "k1")[0, 0].detach(), rtol=1e-4, atol=1e-5
         )
+
+
+def test_the_policy_reads_a_prompt_once_for_all_its_completions(monkeypatch):
+    """Its log-probs are computed in the layout it was sampled in, and the KL is the same."""
+    seen = []
+
+    def noted(*arguments, layout, **options):
+        seen.append(layout)
+        return completion_logprobs(*arguments, layout=layout, **options)
+
+    monkeypatch.setattr(assessment_module, "completion_logprobs", noted)
+    policy, reference = tiny_neox().double(), tiny_neox(seed=1).double()
+    found = {
+        layout: assessment(policy, reference_logprobs(reference, 1.0, layout), samples=3, layout=layout).kl
+        for layout in Layout
+    }
+    assert seen == list(Layout)
+    assert_close(found[Layout.SHARED], found[Layout.PADDED], rtol=1e-9, atol=1e-9)
 
 
 def test_a_policy_against_itself_has_kl_zero():

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rloo_core.layout import Layout
 from rloo_core.observer import SilentObserver
-from rloo_core.stages import evaluation
+from rloo_core.stages import evaluation, evaluation_results
 from tests.rloo_core.evaluation.judges.chat_server import ChatServer
 from tests.rloo_core.stages.small import EOS, LLM, evaluation_settings, ids, rows_of, write_inputs
 
@@ -60,6 +61,20 @@ def completion_ids(tokens):
     """Ids of a sample's tokens; a tiny model may sample the pad token, which no text shows."""
     special = {"<|pad|>": 0, "<|eos|>": EOS}
     return [special[name] if name in special else ids(name)[0] for name in map(str.strip, tokens)]
+
+
+def test_held_out_pairs_share_their_prompt(inputs, tmp_path, monkeypatch):
+    """The reward model reads chosen and rejected as branches of one row."""
+    layouts, score = [], evaluation_results.score_completions
+    monkeypatch.setattr(
+        evaluation_results,
+        "score_completions",
+        lambda model, groups, budget: (layouts.append(model.layout), score(model, groups, budget))[1],
+    )
+    settings = evaluation_settings(judge="reward", samples=1)
+    shared = settings.compute.model_copy(update={"layout": "auto"})
+    evaluation.run(settings.model_copy(update={"compute": shared}), inputs, tmp_path, SilentObserver())
+    assert layouts == [Layout.SHARED]
 
 
 def test_perplexity_is_that_of_the_completions_under_sft(inputs, tmp_path):
