@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ from rloo_core.kl import kl_per_token, kl_shaped_rewards, sequence_kl
 from rloo_core.losses.policy_gradient import LOG_RATIO_LIMIT
 from rloo_core.masking import masked_sum
 from rloo_core.settings import AlgorithmSettings
+
+
+class Pass(NamedTuple):
+    """A forward pass over some prompts' completions. All [P, K, T]; values are None without a critic."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ R = r - kl_coef * log pi/pi_ref, then "how does it become a gradient": `action`,
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,14 @@ from rloo_core.algorithms.collecting import Collector, Rollout
 from rloo_core.algorithms.experience import (
     Estimates,
     Experience,
+    Pass,
     corrected_for_the_sampler,
     shaped_rewards,
     token_advantages,
 )
 from rloo_core.algorithms.online_metrics import StepMetrics
-from rloo_core.algorithms.surrogates import Denominators, critic_loss, kl_loss, policy_loss, teaches
+from rloo_core.algorithms.skipping import best_alone_is_cheaper, taught, teaches
+from rloo_core.algorithms.surrogates import Denominators, critic_loss, kl_loss, policy_loss
 from rloo_core.batching import token_budget_batches
 from rloo_core.kl import adapted_kl_coef
 from rloo_core.layout import Layout
@@ -38,22 +39,14 @@ ReferenceLogprobs = Callable[[CompletionGroups], Tensor]
 """Log-probs [P, K, T] of completions under the reference policy, without gradient."""
 
 
-class Pass(NamedTuple):
-    """A forward pass over some prompts' completions. All [P, K, T]; values are None without a critic."""
-
-    logprobs: Tensor
-    entropy: Tensor
-    values: Tensor | None
-
-
 @dataclass
 class OnlineMethod(Method):
     """Sample, score, compare, update.
 
-    Where a rollout batch makes one update and advantages need nothing beyond their own prompt, the update's own forward
-    pass gives the log-probs of the shaped reward (strictly on-policy: no second pass, no ratio). Otherwise a pass fixes
-    log-probs, values and advantages before the first update; where it fits into one micro-batch, the first update goes
-    on from that very pass.
+    Where a rollout batch makes one update and advantages need nothing beyond their own prompt, the update's own
+    forward pass gives the log-probs of the shaped reward (strictly on-policy: no second pass, no ratio); RAFT may
+    find the best completions first, see `skipping`. Otherwise a pass fixes log-probs, values and advantages before
+    the first update; where it fits into one micro-batch, the first update goes on from that very pass.
 
     Attributes:
         settings: The algorithm.
@@ -79,7 +72,7 @@ class OnlineMethod(Method):
     past: RunningMean = field(default_factory=lambda: RunningMean(0, 0.0), init=False)
     kl_coef: float = field(init=False)
     _metrics: StepMetrics = field(init=False)
-    _pass: "Pass | None" = field(default=None, init=False)
+    _pass: Pass | None = field(default=None, init=False)
     _summary: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +87,10 @@ class OnlineMethod(Method):
         rollout = self.collector.collect(step)
         self._metrics = StepMetrics(self.processes)
         self.tokens = self._total(rollout.groups.response_mask)
-        experience = None if self._one_pass_suffices() else self._prepare(rollout)
+        all_at_once = self._one_pass_suffices() and not best_alone_is_cheaper(
+            self.settings, rollout.groups, self.layout
+        )
+        experience = None if all_at_once else self._prepare(rollout)
         for places in self._minibatches(step):
             wanted = set(places)
             rows = [row for row, place in enumerate(rollout.places) if place in wanted]
@@ -128,8 +124,10 @@ class OnlineMethod(Method):
         self.past = RunningMean.from_json(state["past"])  # type: ignore[arg-type]
         self.kl_coef = float(state["kl_coef"])  # type: ignore[arg-type]
 
-    def _first_update_has_all(self) -> bool:
+    def _first_update_has_all(self, whole: Rollout) -> bool:
         """Whether the first update may go on from a pass over the whole batch: its own rows, with all it needs."""
+        if best_alone_is_cheaper(self.settings, whole.groups, self.layout):
+            return False
         size = self.settings.step_batch_size or self.settings.rollout_batch_size
         models = [self.policy, *([] if self.critic is None else [self.critic])]
         alone = self.processes.count == 1  # wrappers for several expect forward and backward passes in turn
@@ -159,7 +157,7 @@ class OnlineMethod(Method):
 
     def _teaching(self, rollout: Rollout, experience: Experience, rows: list[int]) -> list[int]:
         """Rows without those that have no gradient, at least one: an update without any would not be a step of zero."""
-        some = teaches(self.settings, experience, self._loss_mask(rollout)).tolist()
+        some = teaches(self.settings, experience, self._loss_mask(rollout)).any(1).tolist()
         return [row for row in rows if some[row]] or rows[:1]
 
     def _loss_mask(self, rollout: Rollout) -> Tensor:
@@ -179,16 +177,20 @@ class OnlineMethod(Method):
     def _micro_loss(self, whole: Rollout, experience: Experience | None, rows: list[int], over: Denominators) -> Tensor:
         """Loss of some prompts; without prepared experience it is made from this very pass."""
         rollout = whole.select(rows).to(self._device)
-        found, self._pass = self._pass or self._forward(rollout), None
-        logprobs, _, values = found
+        mask, longest = self._loss_mask(rollout), self.collector.sampling.max_new_tokens
         if experience is None:
+            found = self._forward(rollout.groups)
             part = self._experience(rollout, self._estimates(rollout, found))
             self._metrics.add_completions(rollout, part)
         else:
-            part = experience.select(rows, logprobs.shape[-1]).to(self._device)
+            part = experience.select(rows, mask.shape[-1]).to(self._device)
+            if self._pass is None:
+                found, mask = taught(self._forward, rollout.groups, teaches(self.settings, part, mask), mask)
+            else:
+                found, self._pass = self._pass, None
+        logprobs, _, values = found
         if self.settings.sampler_cap is not None and rollout.sampled is not None:
             part = corrected_for_the_sampler(part, rollout, self.settings.sampler_cap)
-        mask, longest = self._loss_mask(rollout), self.collector.sampling.max_new_tokens
         loss, ratios = policy_loss(self.settings, logprobs, part, mask, over, longest)
         losses = {"loss/policy": loss}
         ref_logprobs = part.estimates.ref_logprobs
@@ -198,11 +200,11 @@ class OnlineMethod(Method):
         self._metrics.add_update({name: value.detach() for name, value in losses.items()}, ratios)
         return sum(losses.values(), torch.zeros((), device=self._device))
 
-    def _forward(self, rollout: Rollout) -> Pass:
+    def _forward(self, groups: CompletionGroups) -> Pass:
         logprobs, entropy = completion_logprobs(
-            self.policy, rollout.groups, temperature=self.collector.sampling.temperature, layout=self.layout
+            self.policy, groups, temperature=self.collector.sampling.temperature, layout=self.layout
         )
-        return Pass(logprobs, entropy, None if self.critic is None else self.critic(rollout.groups))
+        return Pass(logprobs, entropy, None if self.critic is None else self.critic(groups))
 
     def _estimates(self, rollout: Rollout, found: Pass) -> Estimates:
         ref_logprobs = None if self.reference is None else self.reference(rollout.groups)
@@ -244,11 +246,11 @@ class OnlineMethod(Method):
         shape = whole.groups.completion_ids.shape
         found: dict[str, Tensor] = {}
         batches = self._batches(whole, range(len(whole.places)))
-        goes_on = len(batches) == 1 and self._first_update_has_all()
+        goes_on = len(batches) == 1 and self._first_update_has_all(whole)
         for rows in batches:
             rollout = whole.select(rows).to(self._device)
             with torch.set_grad_enabled(goes_on):
-                found_here = self._forward(rollout)
+                found_here = self._forward(rollout.groups)
             self._pass = found_here if goes_on else None
             part = self._estimates(rollout, found_here)
             for name, value in vars(part).items():

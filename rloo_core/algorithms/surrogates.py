@@ -75,25 +75,6 @@ def policy_loss(
     return _aggregated(settings, terms, mask, over, max_length), statistics
 
 
-def teaches(settings: AlgorithmSettings, experience: Experience, mask: Tensor) -> Tensor:
-    """True for prompts of which something has a gradient; the others may be left out of an update's passes.
-
-    A completion whose advantage is zero moves neither policy nor ratio, but its critic and a KL in the loss.
-
-    Args:
-        settings: Where KL acts.
-        experience: Advantages, and whether there are a critic and a reference.
-        mask: True at tokens that count in the loss. Shape [P, K, T].
-
-    Returns:
-        Bool, shape [P].
-    """
-    known = experience.estimates
-    pulled = known.values is not None or (settings.kl.place == "loss" and known.ref_logprobs is not None)
-    moved = experience.advantages.unsqueeze(-1) if experience.advantages.ndim < mask.ndim else experience.advantages
-    return (mask & ((moved != 0) | pulled)).flatten(1).any(1)
-
-
 def clip_bounds(settings: AlgorithmSettings) -> tuple[float | None, float | None]:
     """How far below and above 1 a ratio may count."""
     return settings.clip, settings.clip if settings.clip_high is None else settings.clip_high

@@ -98,7 +98,7 @@ def test_pairs(name):
         assert metrics == pytest.approx(found[0][2], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["rloo", "reinforce", "vanilla_pg", "raft"])
+@pytest.mark.parametrize("name", ["rloo", "reinforce", "vanilla_pg"])
 def test_numbers_of_the_update_itself_are_those_of_a_pass_before_it(name):
     """Strictly on-policy methods need no pass of their own for shaped rewards and advantages."""
     found = []

@@ -6,9 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rloo_core import logprobs
 from rloo_core.algorithms import online
+from rloo_core.algorithms.skipping import best_alone_is_cheaper
 from rloo_core.api import recipe, train_policy
+from rloo_core.layout import Layout
 from rloo_core.logprobs import reference_logprobs
+from rloo_core.types import CompletionGroups
 from tests.rloo_core.algorithms.building import gradient, online_method, rollout_of, take
 from tests.rloo_core.algorithms.composing import composed, distance, give, take_first, tiny_critic
 from tests.rloo_core.algorithms.ragged import COMPLETIONS, PROMPTS, REWARDS, alone, gradient_of, lines
@@ -17,12 +21,12 @@ from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer
 KL_COEF = 0.3
 
 
-def make(name, policy=None, reference=None, **changes):
+def make(name, policy=None, reference=None, *, layout=Layout.PADDED, max_tokens=10**6, **changes):
     policy = policy or tiny_neox().double()
     settings = composed(name, **{"group_size": 2, "kl_coef": 0.0, "missing_eos_penalty": None} | changes)
     critic = tiny_critic(policy) if settings.advantage == "gae" else None
     known = reference_logprobs(reference, 1.0) if settings.kl_coef else None
-    return online_method(settings, policy, known, critic, prompts=PROMPTS)
+    return online_method(settings, policy, known, critic, prompts=PROMPTS, layout=layout, max_tokens=max_tokens)
 
 
 # Which prompts
@@ -154,17 +158,106 @@ def test_groups_without_advantage_are_left_out_of_later_passes(name, changes, sk
         policy, reference = tiny_neox().double(), tiny_neox(seed=5).double()
         own, rows = make(name, policy, reference, epochs_per_rollout=2, step_batch_size=4, **changes), []
         forward = own._forward
-        own._forward = lambda rollout: (rows.append(rollout.groups.completion_ids.shape[0]), forward(rollout))[1]
+        own._forward = lambda groups: (rows.append(groups.completion_ids.shape[0]), forward(groups))[1]
         metrics = take(own, rollout_of(PROMPTS, COMPLETIONS, rewards))
         return sum(rows), gradient(policy), metrics["loss/policy"]
 
     passes, found, loss = run()
-    monkeypatch.setattr(online, "teaches", lambda settings, experience, mask: torch.ones(len(mask), dtype=torch.bool))
+    monkeypatch.setattr(online, "teaches", lambda settings, experience, mask: torch.ones(mask.shape[:2]).bool())
     every, expected, whole = run()
     assert every == 4 + 2 * 4
     assert (passes < every) is skipped
     assert distance(found, expected) < 1e-12
     assert loss == pytest.approx(whole, abs=1e-12)
+
+
+def gradient_tokens(monkeypatch):
+    """Tokens of every pass that keeps a graph, from now on."""
+    seen, make_rows = [], logprobs.make_rows
+
+    def noted(*arguments):
+        rows = make_rows(*arguments)
+        if torch.is_grad_enabled():
+            seen.append(rows.inputs["input_ids"].numel())
+        return rows
+
+    monkeypatch.setattr(logprobs, "make_rows", noted)
+    return seen
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("kl_coef", [0.0, KL_COEF])
+def test_raft_learns_from_the_best_completions_alone(layout, kl_coef, monkeypatch):
+    """Their prompts and themselves pass with a gradient, which is that of a pass over all; so are the metrics.
+
+    A prompt a micro-batch, best completions of 6 + 2, 1 + 3, 3 + 4 and 5 + 3 tokens without KL.
+    """
+    four = [[*group, [*group[0], 1], [4, 4, 1]] for group in COMPLETIONS]
+    rewards = torch.tensor([[1.0, 3.0, 0, 0], [2.0, 0, 0, 3.0], [0, 1.0, 0, 0], [4.0, 0, 0, 0]], dtype=torch.float64)
+    seen = gradient_tokens(monkeypatch)
+
+    def run():
+        policy, reference = tiny_neox().double(), tiny_neox(seed=5).double()
+        own = make("raft", policy, reference, layout=layout, max_tokens=1, group_size=4, kl_coef=kl_coef)
+        metrics = take(own, rollout_of(PROMPTS, four, rewards))
+        return gradient(policy), metrics
+
+    found, metrics = run()
+    few = list(seen)
+    monkeypatch.setattr(online, "best_alone_is_cheaper", lambda *arguments: False)
+    expected, whole = run()
+    every = seen[len(few) :]
+    if not kl_coef:
+        best = [len(p) + len(c[i]) for p, c, i in zip(PROMPTS, four, (1, 3, 1, 0), strict=True)]
+        assert sorted(few) == sorted(best)
+    assert len(few) == len(every) == 4
+    assert sum(few) < sum(every) / 2
+    assert distance(found, expected) < 1e-12
+    assert metrics == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("name", ["dr_grpo", "gspo", "dapo"])
+def test_single_completions_without_advantage_are_left_out_too(name, layout, monkeypatch):
+    """Of three rewards in a group the middle one is the mean; gradient and loss are those of all three."""
+    three = [[*group, [4, 4, 1]] for group in COMPLETIONS]
+    rewards = torch.tensor([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0], [5.0, 4.0, 6.0], [0.0, 1.0, 1.5]], dtype=torch.float64)
+    seen = gradient_tokens(monkeypatch)
+
+    def run():
+        own = make(
+            name, policy := tiny_neox().double(), layout=layout, group_size=3, rollout_batch_size=12,
+            epochs_per_rollout=2, step_batch_size=6, resample_equal_rewards=0, overlong_buffer=None,
+        )  # fmt: skip
+        loss = take(own, rollout_of(PROMPTS, three, rewards))["loss/policy"]
+        return gradient(policy), loss
+
+    found, loss = run()
+    few = sum(seen)
+    monkeypatch.setattr(online, "teaches", lambda settings, experience, mask: torch.ones(mask.shape[:2]).bool())
+    expected, whole = run()
+    assert few < sum(seen) - few
+    assert distance(found, expected) < 1e-12
+    assert loss == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "prompt", "tokens", "group_size", "cheaper"),
+    [
+        (Layout.SHARED, 4, 4, 2, False),  # S < (2K - 3) T
+        (Layout.SHARED, 3, 4, 2, True),
+        (Layout.SHARED, 20, 4, 4, False),
+        (Layout.SHARED, 19, 4, 4, True),
+        (Layout.PADDED, 20, 1, 2, True),
+        (Layout.PADDED, 20, 1, 1, False),
+    ],
+)
+def test_when_it_pays_to_look_for_the_best_first(layout, prompt, tokens, group_size, cheaper):
+    groups = CompletionGroups.from_ids([[3] * prompt] * 2, [[[4] * tokens] * group_size] * 2, 0)
+    settings = composed("raft", group_size=group_size)
+    assert best_alone_is_cheaper(settings, groups, layout) is cheaper
+    assert not best_alone_is_cheaper(composed("rloo"), groups, layout)
+    assert not best_alone_is_cheaper(composed("raft", kl_place="loss", kl_coef=0.1), groups, layout)
 
 
 # Completions from rounded weights
