@@ -125,7 +125,10 @@ def sample_completions(
 def sample_with_logprobs(
     model: nn.Module, prompts: Sequence[Ids], group_size: int, sampling: Sampling, uniform: Tensor
 ) -> Samples:
-    """Sample K completions of each prompt. A prompt is prefilled once, and completions that have ended cost nothing.
+    """Sample K completions of each prompt. Completions that have ended cost nothing.
+
+    A prompt is prefilled once for all completions that begin together: all K where a row holds them and the budget has
+    room for that row; where they are spread over rows of which some wait for room, once more for those.
 
     Args:
         model: A Hugging Face causal language model.

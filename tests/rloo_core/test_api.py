@@ -44,6 +44,18 @@ def test_the_reward_rises_and_the_model_changes_in_place(tmp_path):
     assert any(not torch.equal(a, b) for a, b in zip(start.parameters(), model.parameters(), strict=True))
 
 
+def test_where_kl_costs_nothing_no_reference_is_kept_or_asked(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("there is no reference")
+
+    monkeypatch.setattr(api, "reference_logprobs", refuse)
+    _, history = train(tmp_path / "free", kl_coef=0.0, steps=2)
+    assert len(history) == 2
+    assert "kl/mean" not in history[-1]
+    with pytest.raises(AssertionError, match="there is no reference"):
+        train(tmp_path / "costs", kl_coef=0.1, steps=2)
+
+
 def test_two_functions_with_weights_one_of_which_knows_some_rows_only(tmp_path):
     _, history = train(tmp_path, {shorter: 0.5, with_bonus: -1.0})
     for row in history:  # two of the four prompts are in a step; one of the four has a bonus

@@ -81,6 +81,7 @@ def test_windows_and_heads_of_all_kinds(special):
     model = tiny_model(architecture, **changes)
     assert head_of(model) is not None
     assert_layouts_agree(model, 1e-6 if architecture in CASTS_TO_FLOAT32 else 1e-9)
+    assert_layouts_agree(model.float(), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from scipy import stats
 from torch.testing import assert_close
 from transformers import MistralConfig, MistralForCausalLM
 
-from rloo_core import rollout
+from rloo_core import decoding, rollout
 from rloo_core.layout import Layout
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.rollout import (
@@ -20,6 +20,7 @@ from rloo_core.rollout import (
     uniform_numbers,
 )
 from rloo_core.types import CompletionGroups
+from tests.rloo_core.test_layout import SPECIAL, tiny_model
 from tests.rloo_core.tiny import VOCAB, BigramPolicy, tiny_llama, tiny_neox
 
 EOS, PAD = 1, 0
@@ -41,6 +42,19 @@ def windowed():
         intermediate_size=32, initializer_range=0.5, sliding_window=4, eos_token_id=EOS, pad_token_id=PAD,
     )  # fmt: skip
     return MistralForCausalLM(config).eval()
+
+
+def gpt2():
+    return tiny_model("gpt2").float()
+
+
+def opt():
+    return tiny_model("opt").float()
+
+
+def mixed_windows():
+    architecture, changes = SPECIAL["window in some layers"]
+    return tiny_model(architecture, **changes).float()
 
 
 @pytest.mark.parametrize("layout", list(Layout))
@@ -96,6 +110,23 @@ def test_a_prompt_is_computed_once_and_its_branches_are_columns_of_its_row():
     assert watched.calls[1] == (4, 2, 6)
 
 
+@pytest.mark.parametrize(
+    ("branches", "budget", "prefills"),
+    [
+        (4, 10_000, 4),
+        (4, 80, 4),  # two prompts at a time: a prompt's completions begin together
+        (2, 10_000, 4),  # two rows of a prompt begin together
+        (1, 1, 16),  # one completion at a time: its prompt is not kept for the next one
+    ],
+)
+def test_a_prompt_is_computed_once_where_its_completions_begin_together(branches, budget, prefills, monkeypatch):
+    monkeypatch.setattr(decoding, "branches_per_row", lambda *arguments: branches)
+    model = tiny_neox(seed=3)
+    watched = _Watched(model)
+    sample_completions(model, PROMPTS, 4, sampling(max_tokens=budget, layout=Layout.SHARED), uniforms(16))
+    assert sum(rows for rows, queries, columns in watched.calls if queries == columns) == prefills
+
+
 def test_what_has_ended_makes_room_for_what_waits():
     """Rows times columns stay within the budget, and prompts enter while others are still being completed."""
     model, budget = tiny_neox(seed=3), 120
@@ -120,7 +151,7 @@ def test_memory_does_not_depend_on_how_many_prompts_wait():
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-@pytest.mark.parametrize("make_model", [tiny_neox, tiny_llama, windowed])
+@pytest.mark.parametrize("make_model", [tiny_neox, tiny_llama, windowed, gpt2, opt, mixed_windows])
 def test_the_samplers_log_probs_are_the_trainers(make_model, layout):
     model = make_model()
     found = sample_with_logprobs(

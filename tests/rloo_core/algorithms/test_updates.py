@@ -1,5 +1,6 @@
 """The updates of a step: how many, of which prompts, and what their losses are by definition."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from rloo_core import logprobs
 from rloo_core.algorithms import online
 from rloo_core.algorithms.skipping import best_alone_is_cheaper
 from rloo_core.api import recipe, train_policy
+from rloo_core.heads import head_of
 from rloo_core.layout import Layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.types import CompletionGroups
@@ -134,6 +136,23 @@ def test_where_everything_is_left_out_loss_and_gradient_are_zero():
         completions = [[[3, 4, 5], [6, 7, 8]]] * 4
         take(own, rollout_of(PROMPTS, completions, REWARDS))
         assert gradient(policy).abs().max() == 0.0
+
+
+# How many passes
+
+
+@pytest.mark.parametrize(("max_tokens", "micro_batches"), [(10**6, 1), (28, 3), (1, 4)])
+@pytest.mark.parametrize("kl_coef", [0.0, KL_COEF])
+def test_strictly_on_policy_the_policy_reads_each_micro_batch_once(max_tokens, micro_batches, kl_coef):
+    """Rows of 8, 7, 9 and 7 tokens, two a prompt: no pass for older log-probs, one of the reference if KL costs."""
+    policy, reference = tiny_neox().double(), tiny_neox(seed=5).double()
+    calls = Counter()
+    for name, model in (("policy", policy), ("reference", reference)):
+        assert head_of(model) is not None  # tried once a model
+        model.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
+    own = make("rloo", policy, reference, kl_coef=kl_coef, max_tokens=max_tokens)
+    take(own, rollout_of(PROMPTS, COMPLETIONS, REWARDS))
+    assert calls == Counter(policy=micro_batches, reference=micro_batches if kl_coef else 0)
 
 
 # What has no gradient
@@ -278,6 +297,16 @@ def test_completions_of_rounded_weights_weigh_by_their_truncated_likelihood_rati
     weights = factors.clamp(max=cap) * advantages.flatten()
     loss = -sum(w * line.sum() for w, line in zip(weights, flat, strict=True)) / 8
     assert distance(gradient(policy), gradient_of(loss, policy)) < 1e-9
+
+
+def test_how_far_the_sampler_is_off_is_the_mean_distance_of_log_probs():
+    """Factors of 1/2, 2, 1, 4 a completion, twice: (ln 2 + ln 2 + 0 + 2 ln 2)/4."""
+    policy = tiny_neox().double()
+    flat = torch.stack([line.logprobs.sum().detach() for group in lines(policy, policy) for line in group])
+    sampled = flat - torch.tensor([0.5, 2.0, 1.0, 4.0] * 2, dtype=torch.float64).log()
+    rollout = replace(rollout_of(PROMPTS, COMPLETIONS, REWARDS), sampled=sampled.view(4, 2))
+    assert take(make("rloo", policy), rollout)["sampler/log_ratio_abs_mean"] == pytest.approx(math.log(2))
+    assert "sampler/log_ratio_abs_mean" not in take(make("rloo"), rollout_of(PROMPTS, COMPLETIONS, REWARDS))
 
 
 def test_a_correction_that_nothing_would_read_is_refused(tmp_path):
