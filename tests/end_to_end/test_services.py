@@ -9,6 +9,7 @@ import os
 import signal
 import time
 import urllib.error
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from tests.end_to_end.services import SMALL, Machine, processes, until
 
-SLOW_SFT, LONG_SFT = "sft.epochs=4000.0", "sft.epochs=60.0"  # minutes, and some seconds of training
+SLOW_SFT, LONG_SFT = "sft.epochs=4000.0", "sft.epochs=300.0"  # minutes, and some seconds of training
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,8 +33,8 @@ def due(here: Machine) -> str:
 
 
 def test_status_says_that_everything_is_up(here: Machine) -> None:
-    shown = here.rloo("services", "status")
-    assert (shown.returncode, shown.stdout.count(" up ")) == (0, 3), shown.stdout
+    up = until(lambda: (shown := here.rloo("services", "status")).returncode == 0 and shown.stdout, "all to be up")
+    assert up.count(" up ") == 3, up
 
 
 def test_a_second_up_brings_the_deployments_up_to_date_and_keeps_paused_schedules_paused(here: Machine) -> None:
@@ -100,25 +101,29 @@ def test_cancelling_stops_everything(here: Machine, full: str) -> None:
     here.set_state(run, "CANCELLING", "Cancelling")
     asked = time.monotonic()
     here.wait_for(run, "CANCELLED")
-    until(lambda: not processes(run), "the flow's processes to end", 15)
+    until(lambda: not processes(run), "the flow's processes to end", 120)
     print(f"\ncancelled, and no process left, after {time.monotonic() - asked:.1f} s")
-    assert {run.info.status for run in here.mlflow_runs(run) if run.info.status != "FINISHED"} == {"KILLED"}
+    assert delivered(here, lambda: {each.info.status for each in here.mlflow_runs(run)}) - {"FINISHED"} == {"KILLED"}
     until(lambda: here.stages(run)["sft"] in ("Crashed", "Cancelled"), "the stage to end")
 
 
 def test_a_study_is_cancelled_with_all_its_points(here: Machine, full: str) -> None:
     changes = ["experiment=tiny", *SMALL, "evaluation.prompts=8", "algorithm.steps=4000"]
     run = here.start("study-kl", "rloo-study", profile="quick", overrides=changes)
-    until(lambda: [name for name, state in here.stages(run).items() if "kl_coef" in name and state == "Running"][1:],
-          "two points to be in training")  # fmt: skip
-    assert len(processes(run)) > 3  # the flow, what its points are forked from, two points
+    points = min(2, len(os.sched_getaffinity(0)))  # each has a core of its own
+    until(lambda: [state for name, state in here.stages(run).items() if "kl_coef" in name].count("Running") >= points,
+          f"{points} points to be in training")  # fmt: skip
+    until(lambda: len(processes(run)) > 1 + points, "the flow, what its points are forked from, and the points")
     here.set_state(run, "CANCELLING", "Cancelling")
     here.wait_for(run, "CANCELLED")
-    until(lambda: not processes(run), "the processes of its points to end", 15)
+    until(lambda: not processes(run), "the processes of its points to end", 120)
     client = here.client()
     experiments = [each.experiment_id for each in client.search_experiments()]
-    running = client.search_runs(experiments, "attributes.status = 'RUNNING'")
-    assert [each.info.run_name for each in running if "study" in each.data.tags] == []
+
+    def statuses() -> set[str]:
+        return {each.info.status for each in client.search_runs(experiments) if "study" in each.data.tags}
+
+    assert "RUNNING" not in delivered(here, statuses)
 
 
 def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full: str) -> None:
@@ -126,7 +131,8 @@ def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full:
     until(lambda: here.stages(run).get("sft") == "Running", "training")
     queued = here.start("full", experiment="tiny", dry_run=True)
     for pid in (worker_of(here), *processes(run)):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     killed = time.monotonic()
     here.wait_for(run, "CRASHED")
     assert here.wait_for(queued, "COMPLETED")[1] == "Planned"
@@ -141,7 +147,7 @@ def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full:
 def test_a_cron_schedule_fires(here: Machine, due: str) -> None:
     planned = {"state": {"name": {"any_": ["Planned"]}}}
     wanted = {"deployments": {"id": {"any_": [due]}}, "flow_runs": planned}
-    (run,) = until(lambda: here.ask("flow_runs/filter", wanted), "the schedule to fire", 200)
+    (run,) = until(lambda: here.ask("flow_runs/filter", wanted), "the schedule to fire", 600)
     assert run["auto_scheduled"]
 
 
@@ -155,6 +161,15 @@ def test_rloo_run_uses_the_running_server(here: Machine, full: str) -> None:
 def test_nothing_is_left_outside_the_run_root(here: Machine) -> None:
     assert sorted(path.name for path in here.root.parent.iterdir()) == ["home", "runs"]
     assert list((here.root.parent / "home").iterdir()) == []
+
+
+def delivered(here: Machine, statuses: Callable[[], set[str]]) -> set[str]:
+    """Statuses in MLflow once it knows how a run ended: from the run, or from `rloo sync` where 5 s were too few."""
+    found = statuses()
+    if "KILLED" not in found or "RUNNING" in found:
+        done = here.rloo("sync", *here.ports)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return statuses()
 
 
 def worker_of(here: Machine) -> int:

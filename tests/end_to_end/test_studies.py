@@ -141,7 +141,7 @@ def test_killed_twice_and_started_again_it_ends_with_the_same_tables(two: Run, a
     root = tmp_path / "cwd" / "runs"
     for policies in (1, 2):
         kill_at(start(tmp_path, "study", "two.yaml", "--no-prefect"), root, policies)
-    until(lambda: not living(root), "what it started to end", 30)
+    until(lambda: not living(root), "what it started to end", 120)
     last = rloo(tmp_path, "study", "two.yaml", "--no-prefect")
     assert last.process.returncode == 0, last.output
     assert results(root) == alone
@@ -188,7 +188,7 @@ def test_two_dask_workers_do_the_same(two: Run, alone: dict) -> None:
     run = rloo(two.place, "study", name, "--runner", "dask", "--workers", "2")
     assert run.process.returncode == 0, run.output
     assert [row["seed"] for row in results(two.root, "dask")["points"]] == [7, 7]
-    assert not living(two.root)
+    until(lambda: not living(two.root), "what it started to end", 120)
 
 
 def start(place: Path, *arguments: str) -> "subprocess.Popen[bytes]":
