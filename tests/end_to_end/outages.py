@@ -1,0 +1,139 @@
+"""Servers that go away in the middle of a run and come back, for tests of outages.
+
+The outages take seconds; RLOO_OUTAGE_SECONDS=180 makes them long.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.end_to_end.services import answers, free_port, until
+
+SECONDS = float(os.environ.get("RLOO_OUTAGE_SECONDS", "3"))
+EPOCHS = f"sft.epochs={10 + SECONDS}"  # longer than the outage
+TYPED = ["--until", "reward_model", "experiment=tiny", EPOCHS, "reward_model.epochs=40"]
+
+
+@dataclass
+class Server:
+    """A server and its workers, in a process group of their own.
+
+    Args:
+        place: Its directory.
+        port: On loopback.
+        command: What starts it.
+        environment: Added to this process's.
+        health: The path that answers when it is there.
+    """
+
+    place: Path
+    port: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    health: str
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with (self.place / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                cwd=self.place,
+                env={**os.environ, **self.environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        until(lambda: answers(f"{self.uri}{self.health}"), "the server to answer", 300)
+
+    def signal(self, number: int) -> None:
+        """To the server and its workers, all at once."""
+        assert self.process is not None
+        with suppress(ProcessLookupError):  # it has been killed
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+
+def mlflow_server(place: Path) -> Server:
+    """On a database and a directory of its own; it stores artifacts, too."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        "--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--artifacts-destination", str(place / "files"),
+    ]  # fmt: skip
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    return Server(place, port, command, quiet, "/health")
+
+
+def prefect_server(place: Path) -> Server:
+    """On a database of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    home = {"PREFECT_HOME": str(place), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_UI_ENABLED": "0"}
+    return Server(place, port, command, home, "/api/health")
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """Started; killed at the end."""
+    server.place.mkdir(exist_ok=True)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def rloo_run(place: Path, *arguments: str, **environment: str) -> "Iterator[tuple[subprocess.Popen[bytes], Path]]":
+    """`rloo run` with a log of what it says; killed at the end, if it still runs."""
+    log = place / "log"
+    command = [str(Path(sys.executable).parent / "rloo"), "run", *TYPED, *arguments]
+    with log.open("wb") as file:
+        run = subprocess.Popen(
+            command, cwd=place, env={**os.environ, **environment}, stdout=file, stderr=file, stdin=subprocess.DEVNULL
+        )
+    try:
+        yield run, log
+    finally:
+        run.kill()
+        run.wait()
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    """What a stage has recorded so far; a line that is being written does not count."""
+    (file,) = list(folder.glob("*/metrics.jsonl")) or [None]
+    try:
+        lines = file.read_text().splitlines() if file is not None else []
+    except FileNotFoundError:  # published just now
+        lines = []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def went_on(root: Path, began: int) -> bool:
+    """Whether SFT has made more than the step that was being made, or has ended."""
+    return ended(root, "sft") or len(steps(root / "work" / "sft")) > began + 1
+
+
+def ended(root: Path, stage: str) -> bool:
+    """Whether a stage's output is in the store."""
+    return bool(list((root / "store" / stage).glob("*")))
+
+
+def said(log: Path, words: str) -> int:
+    """How often a run has said something."""
+    return log.read_text().count(words)
