@@ -11,7 +11,6 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 WAYS = {"without Prefect": ["--no-prefect"], "a temporary server": []}
 RUNNING = "a running server"  # measured where PREFECT_API_URL names one
@@ -19,17 +18,15 @@ RUNNING = "a running server"  # measured where PREFECT_API_URL names one
 
 def call_stages(settings_file: Path, place: Path) -> None:
     """The five stages with nothing around them."""
+    from rloo_core.observer import SilentObserver
     from rloo_core.settings import ExperimentSettings
     from rloo_core.stages import STAGES
 
     settings = ExperimentSettings.model_validate_json(settings_file.read_text(encoding="utf-8"))
-    nobody = SimpleNamespace(
-        **dict.fromkeys(("metrics", "table", "figure", "progress", "message"), lambda *_, **__: None)
-    )
     for name, stage in STAGES.items():
         (place / name).mkdir()
         inputs = {each: place / each for each in stage.inputs}
-        stage.load()(stage.settings(settings), inputs, place / name, nobody)  # type: ignore[arg-type]
+        stage.load()(stage.settings(settings), inputs, place / name, SilentObserver())  # type: ignore[arg-type]
 
 
 def seconds(place: Path, arguments: list[str], environment: dict[str, str]) -> float:

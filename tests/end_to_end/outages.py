@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -127,6 +128,19 @@ def steps(folder: Path) -> list[dict[str, Any]]:
 def went_on(root: Path, began: int) -> bool:
     """Whether SFT has made more than the step that was being made, or has ended."""
     return ended(root, "sft") or len(steps(root / "work" / "sft")) > began + 1
+
+
+def freeze(server: Server, root: Path) -> None:
+    """A server that does not answer for a while in the middle of SFT; the training goes on meanwhile."""
+    until(lambda: len(steps(root / "work" / "sft")) > 20, "SFT to be under way", 600)
+    began, away = len(steps(root / "work" / "sft")), time.monotonic()
+    server.signal(signal.SIGSTOP)
+    until(
+        lambda: time.monotonic() > away + SECONDS and went_on(root, began),
+        "the outage to pass and the training to go on",
+        SECONDS + 600,
+    )
+    server.signal(signal.SIGCONT)
 
 
 def ended(root: Path, stage: str) -> bool:

@@ -3,11 +3,10 @@
 A run that has ended waits 240 s for MLflow: the second outage and the start of a server must fit into that.
 """
 
-import signal
 import time
 from pathlib import Path
 
-from tests.end_to_end.outages import SECONDS, ended, mlflow_server, rloo_run, running, said, steps, went_on
+from tests.end_to_end.outages import SECONDS, ended, freeze, mlflow_server, rloo_run, running, said, steps
 from tests.end_to_end.services import until
 
 STAGES = ("data", "sft", "reward_model")
@@ -21,15 +20,7 @@ def test_nothing_is_missing_after_an_outage_in_mid_training_and_one_at_a_stage_s
         running(mlflow_server(tmp_path / "server")) as mlflow,
         rloo_run(tmp_path, "--no-prefect", f"tracking.uri={mlflow.uri}", *where) as (run, log),
     ):
-        until(lambda: len(steps(root / "work" / "sft")) > 20, "SFT to be under way", 600)
-        began, away = len(steps(root / "work" / "sft")), time.monotonic()
-        mlflow.signal(signal.SIGSTOP)
-        until(
-            lambda: time.monotonic() > away + SECONDS and went_on(root, began),
-            "the outage to pass and the training to go on",
-            SECONDS + 600,
-        )
-        mlflow.signal(signal.SIGCONT)
+        freeze(mlflow, root)
         until(
             lambda: len(steps(root / "work" / "reward_model")) > 20 and said(log, AWAY) == said(log, BACK),
             "the reward model to be under way",

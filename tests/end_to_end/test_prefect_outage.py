@@ -1,13 +1,12 @@
 """A real Prefect server that freezes in mid-training and is killed before the end of a stage: no state is wrong."""
 
 import json
-import signal
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.end_to_end.outages import SECONDS, ended, prefect_server, rloo_run, running, said, steps, went_on
+from tests.end_to_end.outages import SECONDS, ended, freeze, prefect_server, rloo_run, running, said, steps
 from tests.end_to_end.services import until
 
 
@@ -16,15 +15,7 @@ def test_no_state_is_wrong_after_an_outage_in_mid_training_and_one_at_a_stage_s_
     with running(prefect_server(tmp_path / "server")) as prefect:
         api = f"{prefect.uri}/api"
         with rloo_run(tmp_path, f"paths.root={root}", PREFECT_API_URL=api) as (run, log):
-            until(lambda: len(steps(root / "work" / "sft")) > 20, "SFT to be under way", 600)
-            began, away = len(steps(root / "work" / "sft")), time.monotonic()
-            prefect.signal(signal.SIGSTOP)
-            until(
-                lambda: time.monotonic() > away + SECONDS and went_on(root, began),
-                "the outage to pass and the training to go on",
-                SECONDS + 600,
-            )
-            prefect.signal(signal.SIGCONT)
+            freeze(prefect, root)
             until(lambda: len(steps(root / "work" / "reward_model")) > 20, "the reward model to be under way", 600)
             prefect.kill()
             until(lambda: ended(root, "reward_model"), "the stage to end", 600)
