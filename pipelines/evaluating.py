@@ -23,7 +23,7 @@ from rloo_core.evaluation.judges.make import Means, make_judge
 from rloo_core.evaluation.overlap import mean_rouge
 from rloo_core.evaluation.perplexity import perplexity, token_logprobs
 from rloo_core.evaluation.scorecard import text_measures
-from rloo_core.layout import Layout, choose_layout
+from rloo_core.layout import Layout, tried_layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import load_causal_lm
 from rloo_core.settings import ExperimentSettings
@@ -206,9 +206,7 @@ def _loaded(name: str, directory: Path, wanted: str, parts: Means) -> Loaded:
     ensure_pad_token(tokenizer)
     model: Any = load_causal_lm(directory, tokenizer)
     model = model.to(parts.device)
-    layout, reason = choose_layout(model.base_model, wanted)
-    if reason is not None:
-        parts.say(f"{name}: {reason}")
+    layout = tried_layout(model.base_model, wanted, lambda reason: parts.say(f"{name}: {reason}"))
     return Loaded(name, model, tokenizer, layout)
 
 

@@ -23,7 +23,7 @@ from rloo_core.algorithms.choices import needs_critic, needs_reference, own_adva
 from rloo_core.algorithms.collecting import Collector
 from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
 from rloo_core.critics import Critic
-from rloo_core.layout import Layout, choose_layout
+from rloo_core.layout import Layout, tried_layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import disable_dropout, fit_vocabulary
 from rloo_core.observer import Observer, SilentObserver
@@ -113,7 +113,7 @@ def train_policy(
     ensure_pad_token(tokenizer)
     fit_vocabulary(model, tokenizer)
     disable_dropout(model)
-    layout = _tried_layout(model, compute, watch)
+    layout = tried_layout(model.base_model, compute.layout, watch.message)
     start = copy.deepcopy(model) if needs_reference(algorithm) else None
     if compute.gradient_checkpointing:
         checkpoint_gradients(model)
@@ -141,20 +141,13 @@ def train_policy(
     return loop.history()
 
 
-def _tried_layout(model: PreTrainedModel, compute: ComputeSettings, observer: Observer) -> Layout:
-    layout, reason = choose_layout(model.base_model, compute.layout)
-    if reason is not None:
-        observer.message(reason)
-    return layout
-
-
 def _critic(
     start: RewardModel | None, algorithm: AlgorithmSettings, compute: ComputeSettings, observer: Observer
 ) -> Part | None:
     """The critic in the layout its own decoder agrees with: it need not be a model like the policy."""
     if start is None:
         return None
-    layout = _tried_layout(start.classifier, compute, observer)
+    layout = tried_layout(start.classifier.base_model, compute.layout, observer.message)
     return Part("critic", Critic(start, layout), algorithm.critic.learning_rate)
 
 

@@ -8,6 +8,7 @@ numbers are the same. Attention over a row grows with its square, so long rows a
 It needs a decoder that takes `position_ids` and a 4-D mask; `choose_layout` tries it on the model.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -137,6 +138,14 @@ def choose_layout(decoder: Any, wanted: str) -> tuple[Layout, str | None]:
     if wanted == Layout.SHARED:
         raise ValueError(f"compute.layout=shared does not work with this model: {reason}; set compute.layout=auto")
     return Layout.PADDED, f"completions do not share their prompt's computation: {reason} (compute.layout)"
+
+
+def tried_layout(decoder: Any, wanted: str, say: Callable[[str], object]) -> Layout:
+    """`choose_layout`, which says why completions cannot share their prompt's computation, where they cannot."""
+    layout, reason = choose_layout(decoder, wanted)
+    if reason is not None:
+        say(reason)
+    return layout
 
 
 def _read(decoder: Any, rows: Rows) -> Tensor:

@@ -12,7 +12,7 @@ from rloo_core.algorithms.demonstrations import GivenCompletions
 from rloo_core.data.synthetic import gold_rewards
 from rloo_core.data.tables import read_table
 from rloo_core.evaluation.assessment import Prompts
-from rloo_core.layout import Layout, choose_layout
+from rloo_core.layout import Layout, tried_layout
 from rloo_core.models import load_causal_lm
 from rloo_core.observer import Observer
 from rloo_core.rewards import FunctionReward, Reward
@@ -94,10 +94,7 @@ def gold_reward(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, eos_ids: S
 
 def stage_layout(decoder: Any, compute: ComputeSettings, observer: Observer) -> Layout:
     """Whether completions share their prompt's computation, tried on the model; says so where they cannot."""
-    layout, reason = choose_layout(decoder, compute.layout)
-    if reason is not None:
-        observer.message(reason)
-    return layout
+    return tried_layout(decoder, compute.layout, observer.message)
 
 
 def make_sampling(
