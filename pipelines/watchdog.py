@@ -26,10 +26,10 @@ def watch(command: list[str], stdin: int, grace: float = GRACE_SECONDS) -> int:
     Returns:
         The command's exit code; negative signal number if it was stopped.
     """
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     wake, waker = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(waker, b"."))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes the pipe when it is done
+    signal.signal(signal.SIGTERM, lambda *_: os.write(waker, b"."))  # before there is a child that could be left behind
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the parent; SIG_IGN would be handed on to the child
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=lambda: (child.wait(), os.write(waker, b".")), daemon=True).start()
     while True:
         ready, _, _ = select.select([stdin, wake], [], [])

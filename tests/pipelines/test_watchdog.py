@@ -16,6 +16,28 @@ open(sys.argv[1] + ".tmp", "w").write(f"{os.getpid()} {child.pid}")
 os.rename(sys.argv[1] + ".tmp", sys.argv[1])
 time.sleep(600)
 """
+TOLD_TO_STOP_IN_THE_GAP = """
+import os, signal, subprocess, sys
+from pipelines.watchdog import watch
+
+class Told(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        with open(sys.argv[1], "w") as pids:
+            pids.write(str(self.pid))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Told
+sys.exit(watch([sys.executable, "-c", "import time; time.sleep(600)"], stdin=0))
+"""
+INTERRUPTIBLE = """
+import signal, sys
+from pipelines.watchdog import watch
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever pytest was started by
+program = "import signal; raise SystemExit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+sys.exit(watch([sys.executable, "-c", program], stdin=0))
+"""
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAMILY
 
 
@@ -80,6 +102,22 @@ class TestFamily:
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         assert wait_for(lambda: not any(map(alive, pids)))
+
+    def test_being_told_to_in_the_instant_the_child_starts_leaves_nothing(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", TOLD_TO_STOP_IN_THE_GAP, str(tmp_path / "pids")]
+        watchdog = subprocess.Popen(command, stdin=subprocess.PIPE)
+        watchdog.wait(120)
+        (child,) = family(tmp_path / "pids")
+        try:
+            assert wait_for(lambda: not alive(child), 10)
+        finally:
+            if alive(child):
+                os.kill(child, signal.SIGKILL)
+
+
+def test_the_command_itself_does_not_ignore_ctrl_c() -> None:
+    watchdog = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE], stdin=subprocess.PIPE)
+    assert watchdog.wait(120) == 0
 
 
 def test_the_exit_code_is_the_command_s() -> None:
