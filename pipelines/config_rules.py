@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from pipelines.fingerprint import resolved_device
 from rloo_core.algorithms.contradictions import SAMPLED_EXACTLY
 from rloo_core.rules import Values, rule
 
@@ -48,6 +49,16 @@ def _something_to_correct(v: Values) -> str | None:
     if v["algorithm.sampler_cap"] is None or v["compute.sampling_precision"] != "float32":
         return None
     return SAMPLED_EXACTLY.format(v["algorithm.sampler_cap"])
+
+
+@rule("compute.attention", "compute.device")
+def _attention_with_gradients(v: Values) -> str | None:
+    if v["compute.attention"] != "flex_attention" or resolved_device(v["compute.device"]) != "cpu":
+        return None
+    return (
+        "compute.attention=flex_attention, but PyTorch has no gradients of it on a CPU, where this would train; set "
+        "compute.attention=auto, or compute.device=cuda on a machine with a GPU"
+    )
 
 
 @rule("evaluation.judge", "data.source")

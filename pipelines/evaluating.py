@@ -15,6 +15,7 @@ from pipelines.judging import agreement_rows, forecast_lines, read_completions
 from pipelines.judging import rate_rows as duel_rates
 from pipelines.report_page import Page, Picture, Section, number, render, table_of
 from pipelines.store import Store
+from rloo_core.attention import use_attention
 from rloo_core.data.tables import read_table
 from rloo_core.evaluation.assessment import Assessment, Prompts, assess, means
 from rloo_core.evaluation.diversity import equal_length
@@ -26,7 +27,7 @@ from rloo_core.evaluation.scorecard import text_measures
 from rloo_core.layout import Layout, tried_layout
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.models import load_causal_lm
-from rloo_core.settings import ExperimentSettings
+from rloo_core.settings import ComputeSettings, ExperimentSettings
 from rloo_core.stages.common import check_context, make_sampling, pad_id, use_threads
 from rloo_core.stages.evaluation_files import write_json, write_lines
 from rloo_core.stages.evaluation_results import shown_text
@@ -99,7 +100,7 @@ def evaluate(
     first: Loaded | None = None
     assessed: list[tuple[str, Assessment, dict[str, float]]] = []
     for name, directory in zip(names, directories, strict=True):
-        loaded = _loaded(name, directory, settings.compute.layout, parts)
+        loaded = _loaded(name, directory, settings.compute, parts)
         first = first or loaded
         assessed.append((name, *_written(loaded, first, rows, settings, decoding)))
     written = _with_texts(assessed, rows, referenced)
@@ -201,12 +202,13 @@ def _directory(settings: ExperimentSettings, name: str) -> Path:
     return directory
 
 
-def _loaded(name: str, directory: Path, wanted: str, parts: Means) -> Loaded:
+def _loaded(name: str, directory: Path, compute: ComputeSettings, parts: Means) -> Loaded:
     tokenizer = load_tokenizer(str(directory))
     ensure_pad_token(tokenizer)
     model: Any = load_causal_lm(directory, tokenizer)
     model = model.to(parts.device)
-    layout = tried_layout(model.base_model, wanted, lambda reason: parts.say(f"{name}: {reason}"))
+    use_attention(model, compute.attention)
+    layout = tried_layout(model.base_model, compute.layout, lambda reason: parts.say(f"{name}: {reason}"))
     return Loaded(name, model, tokenizer, layout)
 
 

@@ -23,7 +23,7 @@ from pipelines.digests import DigestCache, sha256_of_text
 from pipelines.unread import is_read
 from rloo_core.data.files import data_files
 from rloo_core.rules import flatten
-from rloo_core.settings import ComputeSettings, ExperimentSettings
+from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import Stage
 
 LENGTH = 32  # hex digits; 128 bits, and short enough for MLflow's identifiers
@@ -163,14 +163,14 @@ def installed(distribution: str) -> str:
 def _machine(stage: Stage, settings: ExperimentSettings) -> dict[str, str]:
     machine = {"architecture": platform.machine()}
     if "compute" in stage.settings_type.model_fields:
-        machine["device"] = resolved_device(settings.compute)
+        machine["device"] = resolved_device(settings.compute.device)
     return machine
 
 
-def resolved_device(compute: ComputeSettings) -> str:
+def resolved_device(wanted: str) -> str:
     """What `device=auto` will choose, guessed without importing torch: cuda where torch and the machine have it."""
-    if compute.device != "auto":
-        return compute.device
+    if wanted != "auto":
+        return wanted
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     driver = Path("/proc/driver/nvidia/version").exists()
     return "cuda" if driver and not hidden and not installed("torch").endswith("+cpu") else "cpu"

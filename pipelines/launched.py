@@ -72,7 +72,7 @@ def _check_devices(compute: ComputeSettings) -> None:
     Raises:
         ValueError: If there are fewer.
     """
-    if resolved_device(compute) != "cuda":
+    if resolved_device(compute.device) != "cuda":
         return
     import torch
 

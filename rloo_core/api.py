@@ -22,6 +22,7 @@ from rloo_core.algorithms import contradictions
 from rloo_core.algorithms.choices import needs_critic, needs_reference, own_advantage, updates_per_step
 from rloo_core.algorithms.collecting import Collector
 from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
+from rloo_core.attention import use_attention
 from rloo_core.critics import Critic
 from rloo_core.layout import Layout, tried_layout
 from rloo_core.logprobs import reference_logprobs
@@ -113,15 +114,16 @@ def train_policy(
     ensure_pad_token(tokenizer)
     fit_vocabulary(model, tokenizer)
     disable_dropout(model)
-    layout = tried_layout(model.base_model, compute.layout, watch.message)
+    accelerator = make_accelerator(compute)
+    layout = _layout(model, accelerator.device, compute, watch)
     start = copy.deepcopy(model) if needs_reference(algorithm) else None
     if compute.gradient_checkpointing:
         checkpoint_gradients(model)
     _refuse_another_run(Path(directory), algorithm)
     loop = TrainingLoop(
-        make_accelerator(compute), model, algorithm, algorithm.steps, Path(directory), watch,
+        accelerator, model, algorithm, algorithm.steps, Path(directory), watch,
         updates_per_step=updates_per_step(algorithm),
-        critic=_critic(critic, algorithm, compute, watch),
+        critic=_critic(critic, algorithm, accelerator.device, compute, watch),
     )  # fmt: skip
     collector = _collector(loop, tokenizer, prompts, chat_template, rewards, algorithm, compute, layout)
     reference = None if start is None else _frozen(loop, start, algorithm.temperature, layout)
@@ -141,13 +143,25 @@ def train_policy(
     return loop.history()
 
 
+def _layout(model: PreTrainedModel, device: torch.device, compute: ComputeSettings, observer: Observer) -> Layout:
+    """The layout a model agrees with on the device, with the attention that is asked for."""
+    plain: Any = model  # `to` is wrapped so that its type is lost
+    plain.to(device)
+    use_attention(model, compute.attention)
+    return tried_layout(plain.base_model, compute.layout, observer.message)
+
+
 def _critic(
-    start: RewardModel | None, algorithm: AlgorithmSettings, compute: ComputeSettings, observer: Observer
+    start: RewardModel | None,
+    algorithm: AlgorithmSettings,
+    device: torch.device,
+    compute: ComputeSettings,
+    observer: Observer,
 ) -> Part | None:
     """The critic in the layout its own decoder agrees with: it need not be a model like the policy."""
     if start is None:
         return None
-    layout = tried_layout(start.classifier.base_model, compute.layout, observer.message)
+    layout = _layout(start.to(device).classifier, device, compute, observer)
     return Part("critic", Critic(start, layout), algorithm.critic.learning_rate)
 
 

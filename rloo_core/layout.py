@@ -20,6 +20,7 @@ from rloo_core.types import CompletionGroups
 from rloo_core.visibility import FULL, PADDING, PROMPT, SLIDING, attention_masks, layer_windows
 
 TOLERANCE = 1e-3  # relative difference of float32 hidden states that is still rounding; a wrong mask is off by far more
+REFUSALS = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, ImportError)  # of what a model lacks
 
 
 class Layout(StrEnum):
@@ -216,18 +217,18 @@ def _why_not_shared(decoder: Any) -> str | None:
     other = set(layer_windows(config)) - {FULL, SLIDING}
     if other:
         return f"it has layers of {', '.join(sorted(other))}"
-    groups = _ragged_groups(config).to(next(decoder.parameters()).device)
+    groups = trial_groups(config).to(next(decoder.parameters()).device)
     try:
         padded = hidden_states(decoder, groups, Layout.PADDED)[groups.response_mask]
         rows = _shared_rows(groups, groups.group_size, decoder)
         shared = _read(decoder, rows)[rows.tokens][groups.response_mask]
-    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except REFUSALS as error:
         return f"it refuses the mask ({str(error).splitlines()[0]})"
     difference = ((padded - shared).abs().max() / padded.abs().max()).item()
     return None if difference <= TOLERANCE else f"hidden states differ by {difference:.1%}"
 
 
-def _ragged_groups(config: Any) -> CompletionGroups:
+def trial_groups(config: Any) -> CompletionGroups:
     """Two prompts with three completions, random; one row exceeds any window where the model reads that far."""
     generator = torch.Generator().manual_seed(0)
     windows = [window for window in layer_windows(config).values() if window is not None]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from rloo_core.attention import attention_for_decoding
 from rloo_core.batching import token_budget_batches
 from rloo_core.cpu_products import packed_weights
 from rloo_core.decoding import Decoder
@@ -142,7 +143,7 @@ def sample_with_logprobs(
     """
     writer = model if sampling.dtype is None else _in_dtype(model, sampling.dtype)
     drawn = _Drawn(sampling, uniform, len(prompts) * group_size)
-    with packed_weights(writer, rows=len(uniform)):
+    with packed_weights(writer, rows=len(uniform)), attention_for_decoding(unwrapped(writer)):
         if sampling.layout is Layout.SHARED:
             Decoder(
                 writer, decoder_of(unwrapped(writer)), prompts, group_size, sampling.max_new_tokens,

@@ -252,6 +252,7 @@ class ComputeSettings(Settings):
     sampling_precision: Literal["float32", "bfloat16"]
     max_tokens_per_batch: Count
     layout: Literal["auto", "shared", "padded"]
+    attention: Literal["auto", "sdpa", "eager", "flex_attention"]
     gradient_checkpointing: bool
 
 

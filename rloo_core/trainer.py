@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
+from rloo_core.attention import refuse_flex_gradients
 from rloo_core.best_weights import BestWeights
 from rloo_core.checkpoints import load_newest_checkpoint, save_checkpoint
 from rloo_core.cpu_memory import kept_memory
@@ -90,6 +91,8 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self.processes = Processes(self.accelerator)
         parts = [Part("policy", self.model, self.settings.learning_rate), *([self.critic] if self.critic else [])]
+        for part in parts:
+            refuse_flex_gradients(part.model, self.accelerator.device)
         optimizer = make_optimizer(parts, self.settings)
         *models, self.optimizer = self.accelerator.prepare(*(part.model for part in parts), optimizer)
         self.model = models[0]

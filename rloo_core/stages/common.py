@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rloo_core.algorithms.demonstrations import GivenCompletions
+from rloo_core.attention import use_attention
 from rloo_core.data.synthetic import gold_rewards
 from rloo_core.data.tables import read_table
 from rloo_core.evaluation.assessment import Prompts
@@ -30,11 +31,12 @@ def stage_tokenizer(inputs: Mapping[str, Path]) -> PreTrainedTokenizerBase:
 
 
 def stage_policy(
-    directory: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device | None = None
+    directory: Path, tokenizer: PreTrainedTokenizerBase, compute: ComputeSettings, device: torch.device
 ) -> PreTrainedModel:
-    """The causal language model that a stage left, on the CPU unless a device is given."""
+    """The causal language model that a stage left, on a device, with the attention that is asked for."""
     model: Any = load_causal_lm(directory / MODEL, tokenizer)
-    moved: PreTrainedModel = model.to(device) if device is not None else model
+    moved: PreTrainedModel = model.to(device)
+    use_attention(moved, compute.attention)
     return moved
 
 
@@ -92,9 +94,13 @@ def gold_reward(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, eos_ids: S
     return FunctionReward(gold_rewards, tokenizer, eos_ids)
 
 
-def stage_layout(decoder: Any, compute: ComputeSettings, observer: Observer) -> Layout:
-    """Whether completions share their prompt's computation, tried on the model; says so where they cannot."""
-    return tried_layout(decoder, compute.layout, observer.message)
+def stage_layout(model: PreTrainedModel, compute: ComputeSettings, observer: Observer) -> Layout:
+    """Whether completions share their prompt's computation; says so where they cannot.
+
+    It is tried on the model, where the model lies and with the attention that is asked for.
+    """
+    use_attention(model, compute.attention)
+    return tried_layout(model.base_model, compute.layout, observer.message)
 
 
 def make_sampling(

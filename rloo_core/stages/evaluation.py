@@ -122,8 +122,11 @@ def run(
     bench = _bench(settings, inputs, tokenizer, device, observer)
     if bench.reference_scores is None:
         observer.message("the test prompts have no `reference`: win rates are left out")
-    models = {name: bench.reference_model if name == "sft" else stage_policy(inputs[name], tokenizer, device)
-              for name in POLICIES}  # fmt: skip
+    compute = settings.compute
+    models = {
+        name: bench.reference_model if name == "sft" else stage_policy(inputs[name], tokenizer, compute, device)
+        for name in POLICIES
+    }
     total = len(POLICIES) * len(MODES)
     assessments: dict[tuple[str, str], Assessment] = {}
     for name in POLICIES:
@@ -240,7 +243,7 @@ def _bench(
     if len(chosen) == 0:
         raise ValueError("there are no test prompts to evaluate on; raise data.test_fraction, or bring more rows")
     prompts = Prompts([every.ids[i] for i in chosen], [every.rows[i] for i in chosen])
-    reference_model = stage_policy(inputs["sft"], tokenizer, device)
+    reference_model = stage_policy(inputs["sft"], tokenizer, settings.compute, device)
     eos_ids = end_tokens(reference_model, tokenizer)
     source = RewardSource(inputs, tokenizer, eos_ids, settings.compute, lambda model: model.to(device), observer)
     proxy = stage_reward(settings.reward, source)
@@ -248,7 +251,7 @@ def _bench(
     if gold is None and own.judge == "gold":
         raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
     scores = _reference_scores(prompts, gold or proxy, tokenizer) if judged else None
-    layout = stage_layout(reference_model.base_model, settings.compute, observer)
+    layout = stage_layout(reference_model, settings.compute, observer)
     return Bench(settings, tokenizer, prompts, proxy, gold, scores, reference_model, layout)
 
 

@@ -177,7 +177,7 @@ def reward_model_record(
     prompts = [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows]
     groups = CompletionGroups.from_ids(prompts, completions, pad_id(tokenizer))
     model = load_reward_model(directory, tokenizer).to(device)
-    model.layout = stage_layout(model.classifier.base_model, compute, observer)
+    model.layout = stage_layout(model.classifier, compute, observer)
     chosen, rejected = score_completions(model, groups, compute.max_tokens_per_batch).T.tolist()
     lengths = [(len(pair[0]), len(pair[1])) for pair in completions]
     measures = preference_measures(chosen, rejected, lengths, seed) | {"pairs": float(len(rows))}

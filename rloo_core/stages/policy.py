@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -88,14 +89,15 @@ def run(settings: PolicyStageSettings, inputs: Mapping[str, Path], out: Path, ob
     use_threads(settings.compute)
     own = settings.algorithm
     tokenizer = stage_tokenizer(inputs)
-    sft = stage_policy(inputs["sft"], tokenizer)
-    layout = stage_layout(sft.base_model, settings.compute, observer)
+    accelerator = make_accelerator(settings.compute)
+    sft = stage_policy(inputs["sft"], tokenizer, settings.compute, accelerator.device)
+    layout = stage_layout(sft, settings.compute, observer)
     if settings.compute.gradient_checkpointing:
         checkpoint_gradients(sft)
     model = add_lora(sft, settings.model.lora, own.seed)
     loop = TrainingLoop(
-        make_accelerator(settings.compute), model, own, own.steps, out, observer,
-        updates_per_step=updates_per_step(own), critic=_critic(settings, inputs, tokenizer, observer),
+        accelerator, model, own, own.steps, out, observer, updates_per_step=updates_per_step(own),
+        critic=_critic(settings, inputs, tokenizer, accelerator.device, observer),
     )  # fmt: skip
     bench = Bench(settings, inputs, tokenizer, loop, layout, observer)
     loop.run(_pairs_method(bench) if own.action == "pair" else _online_method(bench))
@@ -199,7 +201,11 @@ def _reward(bench: Bench) -> CombinedReward:
 
 
 def _critic(
-    settings: PolicyStageSettings, inputs: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase, observer: Observer
+    settings: PolicyStageSettings,
+    inputs: Mapping[str, Path],
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    observer: Observer,
 ) -> Part | None:
     """A model of its own for the values: the reward model's weights, or the SFT model's with a new head."""
     own = settings.algorithm
@@ -215,7 +221,7 @@ def _critic(
             )
     else:
         start = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
-    layout = stage_layout(start.classifier.base_model, settings.compute, observer)
+    layout = stage_layout(start.to(device).classifier, settings.compute, observer)
     if settings.compute.gradient_checkpointing:
         checkpoint_gradients(start.classifier)
     return Part("critic", Critic(start, layout), own.critic.learning_rate)
@@ -225,7 +231,9 @@ def _reference(bench: Bench) -> Callable[[float], ReferenceLogprobs]:
     """Log-probs at a temperature under the SFT model: the policy without its adapters, or a frozen copy."""
     if bench.settings.model.lora.rank > 0:
         return partial(_without_adapters, bench)
-    copy = _frozen(bench.loop, stage_policy(bench.inputs["sft"], bench.tokenizer))
+    compute, device = bench.settings.compute, bench.loop.accelerator.device
+    start = stage_policy(bench.inputs["sft"], bench.tokenizer, compute, device)
+    copy = _frozen(bench.loop, start)
     return lambda temperature: reference_logprobs(copy, temperature, bench.layout)
 
 

@@ -111,12 +111,13 @@ def _train(
             "reward_model.path to a trained one"
         )
     plain = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
-    plain.layout = stage_layout(plain.classifier.base_model, settings.compute, observer)
+    accelerator = make_accelerator(settings.compute)
+    plain.layout = stage_layout(plain.to(accelerator.device).classifier, settings.compute, observer)
     if settings.compute.gradient_checkpointing:
         checkpoint_gradients(plain.classifier)
     model = add_reward_lora(plain, settings.model.lora, own.seed)
     steps = steps_for(own.epochs, len(splits["train"]), own.batch_size)
-    loop = TrainingLoop(make_accelerator(settings.compute), model, own, steps, out, observer)
+    loop = TrainingLoop(accelerator, model, own, steps, out, observer)
     loop.run(
         RewardModelling(loop.model, splits["train"], splits["validation"], own.batch_size, own.seed, loop.processes)
     )

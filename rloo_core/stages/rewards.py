@@ -77,8 +77,8 @@ def _reward(term: RewardTerm, source: RewardSource) -> Reward:
 def model_reward(source: RewardSource) -> Reward:
     """The reward model that its stage left; what is sampled is encoded again if its tokenizer is not the policy's."""
     model, tokenizer = stage_reward_model(source.inputs)
-    model.layout = stage_layout(model.classifier.base_model, source.compute, source.observer)
     prepared, budget = source.prepare(model), source.compute.max_tokens_per_batch
+    model.layout = stage_layout(model.classifier, source.compute, source.observer)
     if same_tokens(tokenizer, source.tokenizer):
         return ModelReward(prepared, budget)
     template = trained_with_template(model)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rloo_core.algorithms.sft import SupervisedMethod
+from rloo_core.attention import use_attention
 from rloo_core.models import add_lora, merge_lora, save_model, start_model
 from rloo_core.observer import Observer
 from rloo_core.optimization import checkpoint_gradients
@@ -21,7 +22,9 @@ def run(settings: SftStageSettings, inputs: Mapping[str, Path], out: Path, obser
     use_threads(settings.compute)
     sft, chat = settings.sft, settings.model.chat_template
     tokenizer = stage_tokenizer(inputs)
-    start = start_model(settings.model, tokenizer, sft.seed)
+    accelerator = make_accelerator(settings.compute)
+    start = start_model(settings.model, tokenizer, sft.seed).to(accelerator.device)
+    use_attention(start, settings.compute.attention)
     splits = {
         split: given_completions(inputs, "demonstrations", split, ["completion"], tokenizer, chat, settings.compute)
         for split in ("train", "validation")
@@ -31,7 +34,7 @@ def run(settings: SftStageSettings, inputs: Mapping[str, Path], out: Path, obser
         checkpoint_gradients(start)
     model = add_lora(start, settings.model.lora, sft.seed)
     steps = steps_for(sft.epochs, len(splits["train"]), sft.batch_size)
-    loop = TrainingLoop(make_accelerator(settings.compute), model, sft, steps, out, observer)
+    loop = TrainingLoop(accelerator, model, sft, steps, out, observer)
     loop.run(
         SupervisedMethod(loop.model, splits["train"], splits["validation"], sft.batch_size, sft.seed, loop.processes)
     )

@@ -119,7 +119,7 @@ def test_yaml_is_the_whole_truth():
         ("+seed=1", "+seed=1: seed exists already; write it without the +"),
         ("algoritm=rloo", "there is no setting algoritm; did you mean algorithm?"),
         ("zzz=1", "there is no setting zzz; `rloo config` prints them all"),
-        ("compute.zzz=1", "there is no setting compute.zzz; compute has device, processes, threads, precision, sampling_precision, max_tokens_per_batch, layout and gradient_checkpointing"),
+        ("compute.zzz=1", "there is no setting compute.zzz; compute has device, processes, threads, precision, sampling_precision, max_tokens_per_batch, layout, attention and gradient_checkpointing"),
         ("kl_coef=1", "there is no setting kl_coef; did you mean algorithm.kl_coef?"),
         ("rloo_k=4", "rloo_k is called algorithm.group_size here"),
         ("algorithm.num_generations=4", "algorithm.num_generations is called algorithm.group_size here"),
@@ -243,6 +243,15 @@ def test_threads_fit_the_machine(cpus, most, monkeypatch):
     assert problem(f"compute.threads={most + 1}").startswith(
         f"compute.threads={most + 1}, but it must be at most {most} on this machine"
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_flex_attention_trains_on_gpus_alone(device, monkeypatch):
+    monkeypatch.setattr("pipelines.config_rules.resolved_device", lambda wanted: "cpu" if wanted == "auto" else wanted)
+    sentence = problem("compute.attention=flex_attention", f"compute.device={device}")
+    assert sentence.startswith("compute.attention=flex_attention, but PyTorch has no gradients of it on a CPU")
+    for fine in (["compute.device=cuda", "compute.attention=flex_attention"], ["compute.attention=eager"]):
+        assert load_settings(fine).compute.attention == fine[-1].partition("=")[2]
 
 
 def test_adapters_need_layers():

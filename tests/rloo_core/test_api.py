@@ -11,6 +11,7 @@ from rloo_core.api import recipe, train_policy
 from rloo_core.critics import Critic
 from rloo_core.layout import Layout
 from rloo_core.observer import SilentObserver
+from rloo_core.settings import ComputeSettings
 from tests.rloo_core.algorithms.composing import tiny_reward_model
 from tests.rloo_core.tiny import tiny_neox, tiny_tokenizer
 
@@ -42,6 +43,13 @@ def test_the_reward_rises_and_the_model_changes_in_place(tmp_path):
     assert history[0]["kl/mean"] == 0.0
     assert history[-1]["kl/mean"] > 0.0  # measured against the start, not against itself
     assert any(not torch.equal(a, b) for a, b in zip(start.parameters(), model.parameters(), strict=True))
+
+
+def test_attention_is_computed_as_asked_for(tmp_path):
+    compute = ComputeSettings.model_validate(api._yaml("compute", "cpu") | {"attention": "eager"})
+    model = tiny_neox()
+    train_policy(model, tiny_tokenizer(), PROMPTS, shorter, recipe("rloo", **SMALL), tmp_path, compute=compute)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_where_kl_costs_nothing_no_reference_is_kept_or_asked(tmp_path, monkeypatch):

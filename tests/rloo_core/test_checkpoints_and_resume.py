@@ -15,6 +15,7 @@ from rloo_core.trainer import Method, TrainingLoop, make_accelerator
 STEPS = 7
 COMPUTE = ComputeSettings(
     device="cpu", processes=1, threads=1, precision="float32", max_tokens_per_batch=1000, layout="auto",
+    attention="auto",
     gradient_checkpointing=False,
     sampling_precision="float32",
 )  # fmt: skip

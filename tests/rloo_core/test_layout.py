@@ -1,7 +1,5 @@
 """The shared layout gives the padded layout's numbers and gradients, or is not used."""
 
-from shutil import which
-
 import pytest
 import torch
 from torch.nn.attention import flex_attention
@@ -135,16 +133,6 @@ def test_flex_attention_is_given_the_same_mask(window):
     rule = block_rule(branch, position, 0, window)
     dense = flex_attention.create_mask(rule, len(branch), 1, columns, columns, device="cpu")
     assert torch.equal(dense[:, 0], visible(branch, position, columns, window))
-
-
-@pytest.mark.skipif(which("g++") is None, reason="FlexAttention on a CPU is compiled with g++")
-@torch.no_grad()
-def test_with_flex_attention_log_probs_are_the_padded_layouts_with_sdpa():
-    """Forward only; gradients are compared with the other kinds of attention."""
-    flex, plain = (tiny_model("llama", attn_implementation=a).float() for a in ("flex_attention", "sdpa"))
-    assert choose_layout(flex.base_model, "auto") == (Layout.SHARED, None)
-    found = completion_logprobs(flex, ragged(), temperature=0.8, layout=Layout.SHARED).logprobs
-    assert_close(found, completion_logprobs(plain, ragged(), temperature=0.8).logprobs, rtol=1e-5, atol=1e-5)
 
 
 def test_the_prompt_is_there_once():

@@ -39,6 +39,7 @@ COMPUTE = ComputeSettings(
     precision="float32",
     max_tokens_per_batch=200,
     layout="padded",
+    attention="auto",
     gradient_checkpointing=False,
     sampling_precision="float32",
 )

@@ -5,13 +5,20 @@ import json
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXModel,
+)
 
 from rloo_core.data.schema import SPLITS
 from rloo_core.observer import SilentObserver
 from rloo_core.rewards import ModelReward
 from rloo_core.stages import common, evaluation, policy, reward_model, rewards, sft
 from rloo_core.stages.common import steps_for
+from tests.rloo_core.algorithms.composing import composed
 from tests.rloo_core.stages.small import (
     EOS,
     RowsSeen,
@@ -292,6 +299,30 @@ def test_the_reward_model_is_laid_out_as_its_own_architecture_allows(inputs, tmp
     policy.run(policy_settings(), inputs, tmp_path, SilentObserver())
     assert len(asked) == 2
     assert set(used) == {common.Layout.PADDED}
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward_model", "policy", "critic", "dpo", "evaluation"])
+def test_every_model_of_a_stage_computes_attention_as_asked_for(inputs, tmp_path, stage):
+    """The policy, its reference, the reward model, the critic: whatever decoder is called."""
+    run, settings = {
+        "sft": (sft.run, sft_settings(inputs["sft"] / "model")),
+        "reward_model": (reward_model.run, reward_model_settings()),
+        "policy": (policy.run, policy_settings(layout="shared", steps=1, kl_coef=0.1)),
+        "critic": (policy.run, policy_settings().model_copy(update={"algorithm": composed("ppo", steps=1)})),
+        "dpo": (policy.run, policy_settings().model_copy(update={"algorithm": composed("dpo", steps=1)})),
+        "evaluation": (evaluation.run, evaluation_settings(judge="reward")),
+    }[stage]
+    eager = settings.compute.model_copy(update={"attention": "eager"})
+    seen = set()
+
+    def look(module, arguments):
+        if isinstance(module, GPTNeoXModel):
+            seen.add(module.config._attn_implementation)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    run(settings.model_copy(update={"compute": eager}), inputs, tmp_path, SilentObserver())
+    handle.remove()
+    assert seen == {"eager"}
 
 
 # Without a reward model
