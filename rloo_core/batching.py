@@ -1,24 +1,27 @@
 """Which rows go through a model together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rloo_core.random_streams import shuffled
 
+Held = Callable[[Sequence[int]], int]
+"""How many tokens, padding included, a batch of some items holds (`layout.tokens_held`)."""
 
-def token_budget_batches(lengths: Sequence[int], max_tokens: int, rows_each: int = 1) -> list[list[int]]:
-    """Bin items of similar length so that no padded batch holds more than a budget of tokens.
+
+def token_budget_batches(count: int, held: Held, max_tokens: int) -> list[list[int]]:
+    """Bin items of similar length so that no batch holds more than a budget of tokens.
 
     Args:
-        lengths: Tokens of the longest row of each item.
-        max_tokens: Budget of a batch: rows x the longest row's length. An item over the budget gets a batch alone.
-        rows_each: Rows an item brings (K completions of a prompt).
+        count: Items there are.
+        held: What a batch of some of them would hold.
+        max_tokens: Budget of a batch. An item over the budget gets a batch alone.
 
     Returns:
         Indices of the items by batch, each batch in ascending order; every index once.
     """
     batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if batches and (len(batches[-1]) + 1) * rows_each * lengths[index] <= max_tokens:
+    for index in sorted(range(count), key=lambda i: (held([i]), i)):
+        if batches and held([*batches[-1], index]) <= max_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])

@@ -8,7 +8,7 @@ numbers are the same. Attention over a row grows with its square, so long rows a
 It needs a decoder that takes `position_ids` and a 4-D mask; `choose_layout` tries it on the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -58,11 +58,39 @@ def make_rows(groups: CompletionGroups, layout: Layout, decoder: Any = None) -> 
     """
     if layout is Layout.PADDED or groups.group_size == 1:
         return _padded_rows(groups)
-    _, group_size, tokens = groups.completion_ids.shape
     if decoder is None:
         raise TypeError("the shared layout depends on who reads it: its attention and its size; pass the decoder")
-    branches = branches_per_row(groups.prompt_ids.shape[1], tokens, group_size, row_scale(decoder.config))
-    return _shared_rows(groups, branches, decoder)
+    prompt, (_, group_size, tokens) = groups.prompt_ids.shape[1], groups.completion_ids.shape
+    return _shared_rows(groups, branches_per_row(prompt, tokens, group_size, row_scale(decoder.config)), decoder)
+
+
+def tokens_held(
+    prompts: Sequence[int], completions: Sequence[Sequence[int]], layout: Layout, config: Any = None
+) -> Callable[[Sequence[int]], int]:
+    """How many tokens, padding included, the rows of some prompts hold: what a budget of tokens is counted in.
+
+    Padded: completions x the longest prompt + completion. Shared: rows x the longest prompt + its completions.
+
+    Args:
+        prompts: Tokens of each prompt.
+        completions: Tokens of its K completions.
+        layout: Shared or padded.
+        config: Of the decoder that reads them; needed for the shared layout.
+
+    Returns:
+        A function from indices of prompts to the size of `make_rows` of them, without columns that all of them pad.
+    """
+    starts, lengths = torch.tensor(prompts), torch.tensor(completions)
+
+    def held(batch: Sequence[int]) -> int:
+        start, branches = starts[list(batch)], lengths[list(batch)]
+        each, group_size = 1, branches.shape[1]
+        if layout is Layout.SHARED:
+            each = branches_per_row(int(start.max()), int(branches.max()), group_size, row_scale(config))
+        rows = start[:, None] + branches.view(len(start), -1, each).sum(-1)
+        return rows.numel() * int(rows.max())
+
+    return held
 
 
 def hidden_states(decoder: Any, groups: CompletionGroups, layout: Layout) -> Tensor:

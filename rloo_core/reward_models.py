@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
-from rloo_core.heads import in_float32
-from rloo_core.layout import Layout, last_hidden_states
+from rloo_core.heads import in_float32, unwrapped
+from rloo_core.layout import Layout, last_hidden_states, tokens_held
 from rloo_core.models import add_lora, disable_dropout, fit_vocabulary, merge_lora, save_model
 from rloo_core.random_streams import generator_for
 from rloo_core.settings import LoraSettings
@@ -120,12 +120,14 @@ def score_completions(model: nn.Module, groups: CompletionGroups, max_tokens: in
     Args:
         model: A `RewardModel`, or the same wrapped for several processes or for autocast.
         groups: Prompts and completions, tokenised as in training.
-        max_tokens: Budget of a batch, rows x row length.
+        max_tokens: Budget of a batch, padding included.
 
     Returns:
         Shape [P, K], on the CPU, reward units.
     """
     device = next(model.parameters()).device
-    batches = token_budget_batches(groups.row_lengths().tolist(), max_tokens, groups.group_size)
+    plain = unwrapped(model)
+    held = tokens_held(*groups.lengths(), plain.layout, plain.classifier.config)
+    batches = token_budget_batches(len(groups.prompt_ids), held, max_tokens)
     rewards = torch.cat([model(groups.select(batch).to(device)).cpu() for batch in batches])
     return rewards[torch.tensor([index for batch in batches for index in batch]).argsort()]

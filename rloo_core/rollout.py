@@ -15,7 +15,7 @@ from rloo_core.batching import token_budget_batches
 from rloo_core.cpu_products import packed_weights
 from rloo_core.decoding import Decoder
 from rloo_core.heads import decoder_of, unwrapped
-from rloo_core.layout import Layout
+from rloo_core.layout import Layout, tokens_held
 from rloo_core.random_streams import generator_for
 from rloo_core.token_choice import EVERY_TOKEN, Truncation, choose_tokens
 from rloo_core.types import CompletionGroups, Ids
@@ -212,11 +212,13 @@ def _decode_padded(
     model: Any, prompts: Sequence[Ids], group_size: int, sampling: Sampling, drawn: Callable[..., tuple[Tensor, Tensor]]
 ) -> None:
     """A row a completion, for models that take no 4-D mask: a prompt's cache is fanned out to its rows."""
-    lengths = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
-    each = max(1, min(group_size, sampling.max_tokens // max(lengths)))  # completions of a prompt in one batch
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(lengths) + sampling.max_new_tokens
+    each = max(1, min(group_size, sampling.max_tokens // longest))  # completions of a prompt in one batch
     for start in range(0, group_size, each):
         size = min(each, group_size - start)
-        for batch in token_budget_batches(lengths, sampling.max_tokens, size):
+        held = tokens_held(lengths, [[sampling.max_new_tokens] * size] * len(prompts), Layout.PADDED)
+        for batch in token_budget_batches(len(prompts), held, sampling.max_tokens):
             which = torch.tensor([i * group_size + k for i in batch for k in range(start, start + size)])
             _decode_batch(model, [prompts[i] for i in batch], size, sampling.pad_id, which, drawn)
 

@@ -55,9 +55,9 @@ class CompletionGroups:
         """K."""
         return self.completion_ids.shape[1]
 
-    def row_lengths(self) -> Tensor:
-        """Tokens of the longest prompt + completion row of each prompt. Shape [P]."""
-        return self.prompt_mask.sum(-1) + self.response_mask.sum(-1).amax(-1)
+    def lengths(self) -> tuple[list[int], list[list[int]]]:
+        """Tokens of each prompt, and of its K completions."""
+        return self.prompt_mask.sum(-1).tolist(), self.response_mask.sum(-1).tolist()
 
     def select(self, indices: Sequence[int]) -> "CompletionGroups":
         """The groups of some prompts, without the columns that are padding in all of them."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rloo_core.batching import step_indices, token_budget_batches
+from rloo_core.layout import Layout, tokens_held
 from rloo_core.processes import Processes
 from rloo_core.types import CompletionGroups, Ids
 
@@ -16,13 +18,17 @@ class GivenCompletions:
         prompts: Ids of each prompt.
         completions: Ids of the K completions of each prompt, EOS included.
         pad_id: Fills up batches.
-        max_tokens: Budget of a micro-batch, rows x row length.
+        max_tokens: Budget of a micro-batch, padding included.
+        layout: How the model that reads them lays them out.
+        config: Of that model; needed for the shared layout.
     """
 
     prompts: Sequence[Ids]
     completions: Sequence[Sequence[Ids]]
     pad_id: int
     max_tokens: int
+    layout: Layout = Layout.PADDED
+    config: Any = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -46,11 +52,10 @@ class GivenCompletions:
 
     def micro_batches(self, indices: Sequence[int]) -> list[CompletionGroups]:
         """Some rows, binned by length within the token budget; none for none."""
-        lengths = [len(self.prompts[i]) + max(map(len, self.completions[i])) for i in indices]
-        rows_each = len(self.completions[0])
+        prompts, completions = [self.prompts[i] for i in indices], [self.completions[i] for i in indices]
+        lengths = [len(ids) for ids in prompts], [list(map(len, group)) for group in completions]
+        held = tokens_held(*lengths, self.layout, self.config)
         return [
-            CompletionGroups.from_ids(
-                [self.prompts[indices[j]] for j in batch], [self.completions[indices[j]] for j in batch], self.pad_id
-            )
-            for batch in token_budget_batches(lengths, self.max_tokens, rows_each)
+            CompletionGroups.from_ids([prompts[j] for j in batch], [completions[j] for j in batch], self.pad_id)
+            for batch in token_budget_batches(len(prompts), held, self.max_tokens)
         ]

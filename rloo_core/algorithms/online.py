@@ -25,8 +25,10 @@ from rloo_core.algorithms.online_metrics import StepMetrics
 from rloo_core.algorithms.skipping import best_alone_is_cheaper, taught, teaches
 from rloo_core.algorithms.surrogates import Denominators, critic_loss, kl_loss, policy_loss
 from rloo_core.batching import token_budget_batches
+from rloo_core.critics import Critic
+from rloo_core.heads import unwrapped
 from rloo_core.kl import adapted_kl_coef
-from rloo_core.layout import Layout
+from rloo_core.layout import Layout, tokens_held
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.optimization import recomputes_activations
 from rloo_core.processes import Processes
@@ -87,18 +89,19 @@ class OnlineMethod(Method):
         rollout = self.collector.collect(step)
         self._metrics = StepMetrics(self.processes)
         self.tokens = self._total(rollout.groups.response_mask)
-        all_at_once = self._one_pass_suffices() and not best_alone_is_cheaper(
-            self.settings, rollout.groups, self.layout
-        )
-        experience = None if all_at_once else self._prepare(rollout)
+        best_first = best_alone_is_cheaper(self.settings, rollout.groups, self.layout)
+        all_at_once = self._one_pass_suffices() and not best_first
+        experience = None if all_at_once else self._prepare(rollout, may_go_on=not best_first)
+        teaching = None if experience is None else teaches(self.settings, experience, self._loss_mask(rollout))
         for places in self._minibatches(step):
             wanted = set(places)
             rows = [row for row, place in enumerate(rollout.places) if place in wanted]
             over = self._denominators(rollout, rows, len(places))
-            if experience is not None and self._pass is None:
-                rows = self._teaching(rollout, experience, rows)
+            if teaching is not None and self._pass is None:
+                # those without a gradient are left out, but one: an update without any would not be a step of zero
+                rows = [row for row in rows if teaching[row].any()] or rows[:1]
             yield [
-                lambda b=batch, over=over: self._micro_loss(rollout, experience, b, over)  # type: ignore[misc]
+                lambda b=batch, over=over: self._micro_loss(rollout, experience, teaching, b, over)  # type: ignore[misc]
                 for batch in self._batches(rollout, rows)
             ]
             self._pass = None
@@ -124,10 +127,8 @@ class OnlineMethod(Method):
         self.past = RunningMean.from_json(state["past"])  # type: ignore[arg-type]
         self.kl_coef = float(state["kl_coef"])  # type: ignore[arg-type]
 
-    def _first_update_has_all(self, whole: Rollout) -> bool:
+    def _first_update_has_all(self) -> bool:
         """Whether the first update may go on from a pass over the whole batch: its own rows, with all it needs."""
-        if best_alone_is_cheaper(self.settings, whole.groups, self.layout):
-            return False
         size = self.settings.step_batch_size or self.settings.rollout_batch_size
         models = [self.policy, *([] if self.critic is None else [self.critic])]
         alone = self.processes.count == 1  # wrappers for several expect forward and backward passes in turn
@@ -151,14 +152,17 @@ class OnlineMethod(Method):
             yield from (order[start : start + size] for start in range(0, prompts, size))
 
     def _batches(self, rollout: Rollout, rows: Sequence[int]) -> list[list[int]]:
-        lengths = rollout.groups.row_lengths()[list(rows)].tolist()
-        batches = token_budget_batches(lengths, self.collector.sampling.max_tokens, self.settings.group_size)
+        """Rows that fit into the budget together, for the policy and for its critic."""
+        prompts, completions = rollout.groups.lengths()
+        lengths = [prompts[row] for row in rows], [completions[row] for row in rows]
+        readers = [(self.layout, getattr(unwrapped(self.policy), "config", None))]
+        critic = unwrapped(self.critic)
+        if isinstance(critic, Critic):
+            readers.append((critic.layout, critic.classifier.config))
+        held = [tokens_held(*lengths, layout, config) for layout, config in readers]
+        most = self.collector.sampling.max_tokens
+        batches = token_budget_batches(len(rows), lambda batch: max(each(batch) for each in held), most)
         return [[rows[i] for i in batch] for batch in batches]
-
-    def _teaching(self, rollout: Rollout, experience: Experience, rows: list[int]) -> list[int]:
-        """Rows without those that have no gradient, at least one: an update without any would not be a step of zero."""
-        some = teaches(self.settings, experience, self._loss_mask(rollout)).any(1).tolist()
-        return [row for row in rows if some[row]] or rows[:1]
 
     def _loss_mask(self, rollout: Rollout) -> Tensor:
         """Tokens that count in the loss. Shape [P, K, T]."""
@@ -174,18 +178,25 @@ class OnlineMethod(Method):
     def _total(self, mask: Tensor) -> int:
         return int(self.processes.sum(mask.sum()))
 
-    def _micro_loss(self, whole: Rollout, experience: Experience | None, rows: list[int], over: Denominators) -> Tensor:
+    def _micro_loss(
+        self,
+        whole: Rollout,
+        experience: Experience | None,
+        teaching: Tensor | None,
+        rows: list[int],
+        over: Denominators,
+    ) -> Tensor:
         """Loss of some prompts; without prepared experience it is made from this very pass."""
         rollout = whole.select(rows).to(self._device)
         mask, longest = self._loss_mask(rollout), self.collector.sampling.max_new_tokens
-        if experience is None:
+        if experience is None or teaching is None:
             found = self._forward(rollout.groups)
             part = self._experience(rollout, self._estimates(rollout, found))
             self._metrics.add_completions(rollout, part)
         else:
             part = experience.select(rows, mask.shape[-1]).to(self._device)
             if self._pass is None:
-                found, mask = taught(self._forward, rollout.groups, teaches(self.settings, part, mask), mask)
+                found, mask = taught(self._forward, rollout.groups, teaching[rows].to(self._device), mask)
             else:
                 found, self._pass = self._pass, None
         logprobs, _, values = found
@@ -227,9 +238,9 @@ class OnlineMethod(Method):
         return GROUP_ADVANTAGES[str(self.settings.advantage)]
 
     @torch.no_grad()
-    def _prepare(self, whole: Rollout) -> Experience:
+    def _prepare(self, whole: Rollout, may_go_on: bool) -> Experience:
         """Experience of this process's completions, on the CPU, before any of them has moved the policy."""
-        estimates = self._estimated(whole)
+        estimates = self._estimated(whole, may_go_on)
         experience = self._experience(whole, estimates) if self._advantages_are_local() else None
         if experience is None:
             experience = self._compared_with_the_batch(whole, estimates)
@@ -241,12 +252,15 @@ class OnlineMethod(Method):
     def _advantages_are_local(self) -> bool:
         return not (self.settings.advantage == "running_mean" and self.past.count == 0)
 
-    def _estimated(self, whole: Rollout) -> Estimates:
-        """Estimates of every completion, micro-batch by micro-batch, padded to one width."""
+    def _estimated(self, whole: Rollout, may_go_on: bool) -> Estimates:
+        """Estimates of every completion, micro-batch by micro-batch, padded to one width.
+
+        Where it may and one pass has all of them, that pass keeps its gradient for the first update.
+        """
         shape = whole.groups.completion_ids.shape
         found: dict[str, Tensor] = {}
         batches = self._batches(whole, range(len(whole.places)))
-        goes_on = len(batches) == 1 and self._first_update_has_all(whole)
+        goes_on = may_go_on and len(batches) == 1 and self._first_update_has_all()
         for rows in batches:
             rollout = whole.select(rows).to(self._device)
             with torch.set_grad_enabled(goes_on):

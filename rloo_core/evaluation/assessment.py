@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rloo_core.batching import token_budget_batches
+from rloo_core.heads import unwrapped
 from rloo_core.kl import sequence_kl
-from rloo_core.layout import Layout
+from rloo_core.layout import Layout, tokens_held
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.masking import masked_sum
 from rloo_core.rewards import Reward, Row
@@ -91,9 +92,11 @@ def assess(
     parts: list[dict[str, Tensor]] = []
     texts: list[list[str]] = [[] for _ in prompts.ids]
     ids_of: list[list[list[int]]] = [[] for _ in prompts.ids]
-    lengths = [len(ids) + sampling.max_new_tokens for ids in prompts.ids]
+    longest = [[sampling.max_new_tokens] * samples for _ in prompts.ids]
+    config = getattr(unwrapped(policy), "config", None)
+    held = tokens_held([len(ids) for ids in prompts.ids], longest, sampling.layout, config)
     order: list[int] = []
-    for batch in token_budget_batches(lengths, sampling.max_tokens, samples):
+    for batch in token_budget_batches(len(prompts.ids), held, sampling.max_tokens):
         keys = [(i, k) for i in batch for k in range(samples)]
         uniform = uniform_numbers(seed, "evaluation", keys, sampling.max_new_tokens)
         groups = sample_completions(policy, [prompts.ids[i] for i in batch], samples, sampling, uniform)

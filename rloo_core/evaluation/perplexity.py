@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rloo_core.batching import token_budget_batches
+from rloo_core.layout import Layout, tokens_held
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.types import CompletionGroups, Ids
 
@@ -21,13 +22,13 @@ def token_logprobs(
         model: A Hugging Face causal language model.
         prompts: Token ids; completion i follows prompt i.
         completions: Token ids, none empty.
-        max_tokens: Budget of a batch, rows x row length.
+        max_tokens: Budget of a batch, padding included.
         pad_id: Fills short rows, and is never looked at.
     """
     device = next(model.parameters()).device
     found: list[list[float]] = [[] for _ in completions]
-    lengths = [len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True)]
-    for batch in token_budget_batches(lengths, max_tokens):
+    held = tokens_held([len(ids) for ids in prompts], [[len(ids)] for ids in completions], Layout.PADDED)
+    for batch in token_budget_batches(len(prompts), held, max_tokens):
         groups = CompletionGroups.from_ids([prompts[i] for i in batch], [[completions[i]] for i in batch], pad_id)
         logprobs = completion_logprobs(model, groups.to(device), temperature=1.0).logprobs[:, 0].cpu().tolist()
         for i, row in zip(batch, logprobs, strict=True):

@@ -16,7 +16,7 @@ class ModelReward:
 
     Args:
         model: A `RewardModel`, or the same wrapped for several processes or for autocast.
-        max_tokens: Budget of a batch, rows x row length.
+        max_tokens: Budget of a batch, padding included.
     """
 
     def __init__(self, model: nn.Module, max_tokens: int) -> None:
@@ -39,7 +39,7 @@ class ReencodedReward:
         chat_template: Whether it was trained on text prompts as a user's turn of its chat template.
         policy_tokenizer: Turns sampled ids into text.
         eos_ids: Every id of the policy that ends a completion.
-        max_tokens: Budget of a batch, rows x row length.
+        max_tokens: Budget of a batch, padding included.
     """
 
     def __init__(

@@ -64,14 +64,18 @@ def given_completions(
     tokenizer: PreTrainedTokenizerBase,
     chat_template: bool,
     compute: ComputeSettings,
+    layout: Layout = Layout.PADDED,
+    config: Any = None,
 ) -> GivenCompletions:
-    """Token ids of a table's prompts and of its completion columns."""
+    """Token ids of a table's prompts and of its completion columns, for a model that lays them out in some way."""
     rows = read_table(inputs["data"], table, split)
     return GivenCompletions(
         [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows],
         [[encode_completion(tokenizer, row[column]) for column in columns] for row in rows],
         pad_id(tokenizer),
         compute.max_tokens_per_batch,
+        layout,
+        config,
     )
 
 

@@ -135,6 +135,7 @@ def _pairs_method(bench: Bench) -> Method:
         split: given_completions(
             bench.inputs, "preferences", split, ["chosen", "rejected"],
             bench.tokenizer, bench.settings.model.chat_template, bench.settings.compute,
+            bench.layout, bench.policy.config,
         )
         for split in ("train", "validation")
     }  # fmt: skip

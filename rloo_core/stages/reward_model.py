@@ -92,27 +92,21 @@ def _train(
     observer: Observer,
 ) -> tuple[RewardModel, dict[str, float]]:
     own: RewardModelSettings = settings.reward_model
-    chat = settings.model.chat_template
+    accelerator, chat = make_accelerator(settings.compute), settings.model.chat_template
+    plain = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
+    plain.layout = stage_layout(plain.to(accelerator.device).classifier, settings.compute, observer)
     splits = {
         split: given_completions(
-            inputs,
-            "preferences",
-            split,
-            ["chosen", "rejected"],
-            tokenizer,
-            chat,
-            settings.compute,
+            inputs, "preferences", split, ["chosen", "rejected"], tokenizer, chat, settings.compute,
+            plain.layout, plain.classifier.config,
         )
         for split in ("train", "validation")
-    }
+    }  # fmt: skip
     if len(splits["train"]) == 0:
         raise ValueError(
             "there are no preference pairs to train a reward model on; bring a table `preferences`, or set "
             "reward_model.path to a trained one"
         )
-    plain = new_reward_model(inputs["sft"] / MODEL, tokenizer, own.seed)
-    accelerator = make_accelerator(settings.compute)
-    plain.layout = stage_layout(plain.to(accelerator.device).classifier, settings.compute, observer)
     if settings.compute.gradient_checkpointing:
         checkpoint_gradients(plain.classifier)
     model = add_reward_lora(plain, settings.model.lora, own.seed)

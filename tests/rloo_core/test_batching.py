@@ -1,4 +1,5 @@
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,13 +7,15 @@ from hypothesis import strategies as st
 from rloo_core.batching import step_indices, token_budget_batches
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 4))
+@given(st.lists(st.integers(1, 50), min_size=0, max_size=40), st.integers(1, 200), st.integers(1, 4))
 def test_every_item_once_and_no_batch_over_the_budget(lengths, budget, rows_each):
-    batches = token_budget_batches(lengths, budget, rows_each)
+    def held(batch):
+        return len(batch) * rows_each * max(lengths[i] for i in batch)
+
+    batches = token_budget_batches(len(lengths), held, budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    for batch in batches:
-        tokens = len(batch) * rows_each * max(lengths[i] for i in batch)
-        assert tokens <= budget or len(batch) == 1
+    assert all(held(batch) <= budget or len(batch) == 1 for batch in batches)
+    assert all(held([*batch, min(other)]) > budget for batch, other in pairwise(batches))  # none could hold more
 
 
 @given(st.integers(1, 9), st.integers(1, 12))

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rloo_core import layout as layout_module
 from rloo_core import visibility
 from rloo_core.heads import head_of
-from rloo_core.layout import Layout, branches_per_row, choose_layout, hidden_states, make_rows
+from rloo_core.layout import Layout, branches_per_row, choose_layout, hidden_states, make_rows, tokens_held
 from rloo_core.logprobs import completion_logprobs
 from rloo_core.types import CompletionGroups
 from rloo_core.visibility import block_rule, visible
@@ -105,6 +105,23 @@ def test_however_many_branches_share_a_row(branches, monkeypatch):
     model = tiny_model("gpt_neox")
     assert make_rows(ragged(), Layout.SHARED, model.base_model).inputs["input_ids"].shape[0] == 9 // branches
     assert_layouts_agree(model, 1e-9)
+
+
+@pytest.mark.parametrize("batch", [[0], [1], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("scale", [1.0, 20.0, 1000.0])
+@pytest.mark.parametrize("layout", list(Layout))
+def test_what_rows_hold_is_counted_before_they_are_made(layout, scale, batch, monkeypatch):
+    """However many branches share a row: the budget of a batch is one of memory."""
+    monkeypatch.setattr(layout_module, "row_scale", lambda config: scale)
+    model, groups = tiny_model("gpt_neox").base_model, ragged()
+    made = make_rows(groups.select(batch), layout, model).inputs["input_ids"]
+    assert tokens_held(*groups.lengths(), layout, model.config)(batch) == made.numel()
+
+
+def test_a_shared_row_counts_its_prompt_once():
+    lengths, config = ([100, 90], [[10, 20], [5, 1]]), tiny_model("gpt_neox").config
+    assert tokens_held(*lengths, Layout.SHARED, config)([0, 1]) == 2 * 130
+    assert tokens_held(*lengths, Layout.PADDED)([0, 1]) == 4 * 120
 
 
 def test_long_branches_get_rows_of_their_own():

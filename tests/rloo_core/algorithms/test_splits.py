@@ -7,7 +7,7 @@ from rloo_core.advantages import RunningMean
 from rloo_core.algorithms.demonstrations import GivenCompletions
 from rloo_core.algorithms.dpo import PreferenceOptimisation
 from rloo_core.batching import token_budget_batches
-from rloo_core.layout import Layout
+from rloo_core.layout import Layout, tokens_held
 from rloo_core.logprobs import reference_logprobs
 from rloo_core.processes import Processes
 from tests.rloo_core.algorithms.building import gradient, online_method, rollout_of, take
@@ -23,18 +23,20 @@ FAMILY = {
     "rloo": {"ratio": "sequence", "ratio_cap": 2.0, "epochs_per_rollout": 2},
     "reinforce": {"ratio": "token", "ratio_cap": 1.5, "epochs_per_rollout": 2},
 }  # fmt: skip
-LENGTHS = [len(p) + max(map(len, group)) for p, group in zip(PROMPTS, COMPLETIONS, strict=True)]
+HELD = tokens_held(
+    [len(p) for p in PROMPTS], [[len(ids) for ids in group] for group in COMPLETIONS], Layout.SHARED, tiny_neox().config
+)
 
 
 def budget(batches: int) -> int:
     """The largest token budget that splits the step into so many micro-batches."""
-    return max(tokens for tokens in range(1, 200) if len(token_budget_batches(LENGTHS, tokens, 2)) == batches)
+    return max(tokens for tokens in range(1, 200) if len(token_budget_batches(4, HELD, tokens)) == batches)
 
 
 def online(name, max_tokens, **changes):
     policy, reference = tiny_neox(seed=0).double(), tiny_neox(seed=5).double()
     settings = composed(name, group_size=2, kl_coef=0.3, missing_eos_penalty=None, **changes)
-    critic = tiny_critic(policy) if settings.advantage == "gae" else None
+    critic = tiny_critic(policy, layout=Layout.SHARED) if settings.advantage == "gae" else None
     method = online_method(
         settings, policy, reference_logprobs(reference, settings.temperature), critic, prompts=PROMPTS,
         max_tokens=max_tokens, layout=Layout.SHARED,
@@ -50,7 +52,7 @@ def step(method, models, rewards=REWARDS):
 
 def pairs(name, max_tokens):
     policy, reference = tiny_neox(seed=0).double(), tiny_neox(seed=5).double()
-    given = GivenCompletions(PROMPTS, COMPLETIONS, 0, max_tokens)
+    given = GivenCompletions(PROMPTS, COMPLETIONS, 0, max_tokens, Layout.SHARED, policy.config)
     settings = composed("dpo", surrogate=name, dpo_label_smoothing=0.1 if name == "dpo" else 0.0)
     method = PreferenceOptimisation(
         settings, policy, reference_logprobs(reference, 1.0), given, given, Layout.SHARED, Processes(), dict

@@ -39,9 +39,9 @@ def places_of_updates(own, step=0):
     give(own, rollout_of(PROMPTS, COMPLETIONS, REWARDS))
     seen = []
     loss = own._micro_loss
-    own._micro_loss = lambda whole, experience, rows, over: (
+    own._micro_loss = lambda whole, experience, teaching, rows, over: (
         seen[-1].extend(rows),
-        loss(whole, experience, rows, over),
+        loss(whole, experience, teaching, rows, over),
     )[1]
     for update in own.updates(step):
         seen.append([])
