@@ -6,6 +6,7 @@ The two parts are tokenised separately, everywhere, so a reward model sees at sc
 and a completion that was sampled, decoded and encoded again does not depend on how it touches its prompt.
 """
 
+import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
@@ -96,6 +97,15 @@ def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase)
     if first.get_vocab() != second.get_vocab() or first.eos_token_id != second.eos_token_id:
         return False
     return _rules(first) == _rules(second) and first.chat_template == second.chat_template
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A hash of all that decides which ids a text or a chat gets; None for a tokenizer without a Rust backend."""
+    rules = _rules(tokenizer)
+    if not isinstance(rules, dict):
+        return None
+    parts = [type(tokenizer).__name__, rules, tokenizer.chat_template, tokenizer.special_tokens_map]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _rules(tokenizer: PreTrainedTokenizerBase) -> Any:

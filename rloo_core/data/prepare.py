@@ -2,28 +2,24 @@
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from rloo_core.data.filters import LengthFilter
 from rloo_core.data.hh import HUMAN, transcript_messages
 from rloo_core.data.schema import REPLIES, SPLITS, TABLES, DroppedRows, Messages, Record, Row, UnusableRowError
 from rloo_core.data.sources import derived, read_records
 from rloo_core.data.splits import assign_splits, capped, with_declared_splits, without_repeated_prompts
+from rloo_core.data.tokens import Encoder
 from rloo_core.observer import Observer
 from rloo_core.settings import DataSettings
 
 Tables = dict[str, dict[str, list[Row]]]
 
 
-def prepare_tables(
-    settings: DataSettings, tokenizer: PreTrainedTokenizerBase, chat_template: bool, observer: Observer
-) -> tuple[Tables, DroppedRows]:
+def prepare_tables(settings: DataSettings, encoder: Encoder, observer: Observer) -> tuple[Tables, DroppedRows]:
     """The three tables by split, and what had to be left out.
 
     Args:
         settings: The source, its path, the filters.
-        tokenizer: Measures the lengths.
-        chat_template: Whether text prompts are tokenised as a user's turn.
+        encoder: Measures the lengths.
         observer: Hears what was derived, skipped and dropped.
 
     Returns:
@@ -37,7 +33,7 @@ def prepare_tables(
     present = {record.table for record in records}
     records = in_one_form(records, settings.format == "messages", dropped, observer)
     records = split_records(records, settings, dropped, observer)
-    lengths = LengthFilter(tokenizer, settings.max_prompt_tokens, settings.max_total_tokens, chat_template)
+    lengths = LengthFilter(encoder, settings.max_prompt_tokens, settings.max_total_tokens)
     records = lengths.keep(records, dropped)
     fractions = settings.validation_fraction, settings.test_fraction
     records = capped(records, settings.max_rows, *fractions, settings.seed, dropped)

@@ -12,6 +12,7 @@ from rloo_core.algorithms.demonstrations import GivenCompletions
 from rloo_core.attention import use_attention
 from rloo_core.data.synthetic import gold_rewards
 from rloo_core.data.tables import read_table
+from rloo_core.data.tokens import token_ids
 from rloo_core.evaluation.assessment import Prompts
 from rloo_core.layout import Layout, tried_layout
 from rloo_core.models import load_causal_lm
@@ -20,7 +21,7 @@ from rloo_core.rewards import FunctionReward, Reward
 from rloo_core.rollout import Sampling, stop_strings
 from rloo_core.settings import ComputeSettings
 from rloo_core.token_choice import EVERY_TOKEN, Truncation
-from rloo_core.tokenization import encode_completion, encode_prompt, eos_token_ids, load_tokenizer
+from rloo_core.tokenization import eos_token_ids, load_tokenizer
 
 MODEL = "model"
 
@@ -68,10 +69,10 @@ def given_completions(
     config: Any = None,
 ) -> GivenCompletions:
     """Token ids of a table's prompts and of its completion columns, for a model that lays them out in some way."""
-    rows = read_table(inputs["data"], table, split)
+    prompts, *replies = token_ids(inputs["data"], table, split, ["prompt", *columns], tokenizer, chat_template)
     return GivenCompletions(
-        [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows],
-        [[encode_completion(tokenizer, row[column]) for column in columns] for row in rows],
+        prompts,
+        list(zip(*replies, strict=True)),
         pad_id(tokenizer),
         compute.max_tokens_per_batch,
         layout,
@@ -88,7 +89,8 @@ def prompts_of(
 ) -> Prompts:
     """Token ids and rows of a split's prompts, at most `limit` of them."""
     rows = read_table(inputs["data"], "prompts", split)[:limit]
-    return Prompts([encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows], rows)
+    (ids,) = token_ids(inputs["data"], "prompts", split, ["prompt"], tokenizer, chat_template, limit)
+    return Prompts(ids, rows)
 
 
 def gold_reward(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> Reward | None:

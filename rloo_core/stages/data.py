@@ -1,6 +1,7 @@
 """The data stage: any source in, three tables and the run's tokenizer out.
 
 tables/{table}-{split}.parquet   prompts, demonstrations, preferences; train, validation, test
+tokens/{table}-{split}.parquet   their token ids
 tokenizer/                       with its chat template, and a pad token that is not EOS
 dropped_rows.json                what was left out, by table, split and reason
 dataset.json                     rows and SHA-256 of every table
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from rloo_core.data.prepare import Tables, prepare_tables
 from rloo_core.data.schema import DroppedRows, Prompt
 from rloo_core.data.tables import table_path, write_table
+from rloo_core.data.tokens import Encoder, write_tokens
 from rloo_core.observer import Observer
 from rloo_core.settings import DataStageSettings, ModelSettings
 from rloo_core.tokenization import ensure_pad_token, installed_package_directory, load_tokenizer
@@ -45,9 +47,10 @@ def run(settings: DataStageSettings, inputs: Mapping[str, Path], out: Path, obse
         observer.message(
             f"data: the pad token {tokenizer.pad_token} was added to the tokenizer ({len(tokenizer)} tokens)"
         )
-    tables, dropped = prepare_tables(settings.data, tokenizer, settings.model.chat_template, observer)
+    encoder = Encoder(tokenizer, settings.model.chat_template)
+    tables, dropped = prepare_tables(settings.data, encoder, observer)
     observer.table("examples", _examples(tables))
-    _write(out, settings.data.source, tables, dropped, tokenizer)
+    _write(out, settings.data.source, tables, dropped, encoder)
     summary = {
         f"{table}/{split}_rows": float(len(rows)) for table, parts in tables.items() for split, rows in parts.items()
     }
@@ -89,15 +92,16 @@ def _gguf_file(directory: str, model: ModelSettings) -> str:
     )
 
 
-def _write(out: Path, source: str, tables: Tables, dropped: DroppedRows, tokenizer: PreTrainedTokenizerBase) -> None:
+def _write(out: Path, source: str, tables: Tables, dropped: DroppedRows, encoder: Encoder) -> None:
     described: dict[str, dict[str, object]] = {}
     for table, parts in tables.items():
         for split, rows in parts.items():
             path = table_path(out, table, split)
             write_table(path, table, rows)
+            write_tokens(out, table, split, rows, encoder)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             described[f"{table}-{split}"] = {"rows": len(rows), "sha256": digest}
-    tokenizer.save_pretrained(out / "tokenizer")
+    encoder.tokenizer.save_pretrained(out / "tokenizer")
     _write_json(out / "dropped_rows.json", dropped.rows())
     _write_json(out / "dataset.json", {"source": source, "tables": described})
 

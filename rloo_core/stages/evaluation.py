@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from rloo_core.data.tokens import token_ids
 from rloo_core.evaluation.assessment import Assessment, Prompts, assess
 from rloo_core.evaluation.comparisons import Comparison
 from rloo_core.evaluation.figures import evaluation_figures, reward_against_kl
@@ -53,7 +54,6 @@ from rloo_core.stages.evaluation_results import (
     win_rates,
 )
 from rloo_core.stages.rewards import RewardSource, stage_reward
-from rloo_core.tokenization import encode_completion
 from rloo_core.trainer import HISTORY, make_accelerator
 from rloo_core.types import CompletionGroups
 
@@ -250,13 +250,17 @@ def _bench(
     gold = gold_reward(prompts, tokenizer, eos_ids) if own.judge != "reward" else None
     if gold is None and own.judge == "gold":
         raise ValueError("evaluation.judge=gold, but only data.source=synthetic has a gold reward; set judge=auto")
-    scores = _reference_scores(prompts, gold or proxy, tokenizer) if judged else None
+    chat = settings.model.chat_template
+    (references,) = token_ids(inputs["data"], "prompts", "test", ["reference"], tokenizer, chat)
+    written = [[references[i]] for i in chosen]
+    scores = _reference_scores(prompts, written, gold or proxy, tokenizer) if judged else None
     layout = stage_layout(reference_model, settings.compute, observer)
     return Bench(settings, tokenizer, prompts, proxy, gold, scores, reference_model, layout)
 
 
-def _reference_scores(prompts: Prompts, judge: Reward, tokenizer: PreTrainedTokenizerBase) -> list[float]:
-    references = [[encode_completion(tokenizer, row["reference"])] for row in prompts.rows]
+def _reference_scores(
+    prompts: Prompts, references: Sequence[Sequence[Sequence[int]]], judge: Reward, tokenizer: PreTrainedTokenizerBase
+) -> list[float]:
     scores: list[float] = judge(CompletionGroups.from_ids(prompts.ids, references, pad_id(tokenizer)), prompts.rows)[
         :, 0
     ].tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rloo_core.data.tables import read_table
+from rloo_core.data.tokens import token_ids
 from rloo_core.evaluation.assessment import Assessment, Prompts
 from rloo_core.evaluation.comparisons import Comparison, compare, from_scores
 from rloo_core.evaluation.diversity import equal_length
@@ -19,7 +20,7 @@ from rloo_core.observer import Observer
 from rloo_core.reward_models import load_reward_model, score_completions
 from rloo_core.settings import ComputeSettings
 from rloo_core.stages.common import MODEL, pad_id, stage_layout
-from rloo_core.tokenization import encode_completion, encode_prompt, load_tokenizer
+from rloo_core.tokenization import load_tokenizer
 from rloo_core.types import CompletionGroups
 
 Arms = Mapping[tuple[str, str], Assessment]
@@ -169,18 +170,19 @@ def reward_model_record(
         `evaluation/reward_model/…` and the calibration curve; both empty where there is no model or no pair.
     """
     directory = inputs["reward_model"] / MODEL
-    rows = read_table(inputs["data"], "preferences", "test") or read_table(inputs["data"], "preferences", "validation")
-    if not rows or not directory.exists():
+    split = "test" if read_table(inputs["data"], "preferences", "test") else "validation"
+    if not directory.exists() or not read_table(inputs["data"], "preferences", split):
         return {}, []
     tokenizer = load_tokenizer(str(directory))
-    completions = [[encode_completion(tokenizer, row[side]) for side in ("chosen", "rejected")] for row in rows]
-    prompts = [encode_prompt(tokenizer, row["prompt"], chat_template) for row in rows]
+    columns = ["prompt", "chosen", "rejected"]
+    prompts, *sides = token_ids(inputs["data"], "preferences", split, columns, tokenizer, chat_template)
+    completions = list(zip(*sides, strict=True))
     groups = CompletionGroups.from_ids(prompts, completions, pad_id(tokenizer))
     model = load_reward_model(directory, tokenizer).to(device)
     model.layout = stage_layout(model.classifier, compute, observer)
     chosen, rejected = score_completions(model, groups, compute.max_tokens_per_batch).T.tolist()
     lengths = [(len(pair[0]), len(pair[1])) for pair in completions]
-    measures = preference_measures(chosen, rejected, lengths, seed) | {"pairs": float(len(rows))}
+    measures = preference_measures(chosen, rejected, lengths, seed) | {"pairs": float(len(prompts))}
     curve = calibration_curve([a - b for a, b in zip(chosen, rejected, strict=True)])
     return {f"evaluation/reward_model/{name}": value for name, value in measures.items()}, curve
 

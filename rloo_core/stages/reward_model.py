@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rloo_core.algorithms.reward_modelling import RewardModelling
 from rloo_core.data.tables import read_table
+from rloo_core.data.tokens import token_ids
 from rloo_core.observer import Observer
 from rloo_core.optimization import checkpoint_gradients
 from rloo_core.reward_models import (
@@ -29,7 +30,7 @@ from rloo_core.stages.common import (
     steps_for,
     use_threads,
 )
-from rloo_core.tokenization import encode_completion, encode_prompt, load_tokenizer
+from rloo_core.tokenization import load_tokenizer
 from rloo_core.trainer import TrainingLoop, make_accelerator
 from rloo_core.types import CompletionGroups
 
@@ -126,15 +127,17 @@ def _mean_reward(
     inputs: Mapping[str, Path],
     tokenizer: PreTrainedTokenizerBase,
 ) -> float:
-    """Mean reward of the references, or of the demonstrations where there are none."""
-    rows = [row for row in read_table(inputs["data"], "prompts", "train") if row.get("reference")]
-    completions = [row["reference"] for row in rows]
-    if not rows:
-        rows = read_table(inputs["data"], "demonstrations", "train")
-        completions = [row["completion"] for row in rows]
+    """Mean reward of the first prompts' references, or of the first demonstrations where there are none."""
+
+    def written(table: str, column: str) -> list[tuple[list[int], list[int]]]:
+        columns, template = ["prompt", column], trained_with_template(model)
+        prompts, replies = token_ids(inputs["data"], table, "train", columns, tokenizer, template, CENTERING_ROWS)
+        return [pair for pair in zip(prompts, replies, strict=True) if len(pair[1]) > 1]  # more than an EOS
+
+    pairs = written("prompts", "reference") or written("demonstrations", "completion")
     groups = CompletionGroups.from_ids(
-        [encode_prompt(tokenizer, row["prompt"], trained_with_template(model)) for row in rows[:CENTERING_ROWS]],
-        [[encode_completion(tokenizer, completion)] for completion in completions[:CENTERING_ROWS]],
+        [prompt for prompt, _ in pairs],
+        [[reply] for _, reply in pairs],
         pad_id=0,  # masks tell padding from text, and a brought tokenizer may have no pad token
     )
     return score_completions(model, groups, settings.compute.max_tokens_per_batch).mean().item()

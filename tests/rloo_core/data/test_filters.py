@@ -2,6 +2,7 @@ import pytest
 
 from rloo_core.data.filters import LengthFilter
 from rloo_core.data.schema import DroppedRows, Record
+from rloo_core.data.tokens import Encoder
 from tests.rloo_core.data.recorder import word_tokenizer
 
 LONG_PROMPT = "prompt longer than data.max_prompt_tokens"
@@ -29,7 +30,7 @@ def words(count):
 )
 def test_exact_limits(table, row, reason):
     dropped = DroppedRows()
-    lengths = LengthFilter(word_tokenizer(), max_prompt_tokens=4, max_total_tokens=10)
+    lengths = LengthFilter(Encoder(word_tokenizer(), False), max_prompt_tokens=4, max_total_tokens=10)
     kept = lengths.keep([Record(table, row, "file:1", "train")], dropped)
     assert len(kept) == (reason is None)
     assert dropped.by_reason() == ({reason: {table: 1}} if reason else {})
@@ -38,5 +39,5 @@ def test_exact_limits(table, row, reason):
 def test_the_template_counts():
     template = "{% for m in messages %}a b c {{ m['content'] }}{% endfor %}"
     record = Record("prompts", {"prompt": words(2)}, "file:1", "train")
-    assert LengthFilter(word_tokenizer(template), 4, 10, chat_template=True).reason(record) == LONG_PROMPT
-    assert LengthFilter(word_tokenizer(template), 5, 10, chat_template=True).reason(record) is None
+    assert LengthFilter(Encoder(word_tokenizer(template), True), 4, 10).reason(record) == LONG_PROMPT
+    assert LengthFilter(Encoder(word_tokenizer(template), True), 5, 10).reason(record) is None

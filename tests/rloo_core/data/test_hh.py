@@ -4,6 +4,7 @@ from rloo_core.data.hh import parse, split_transcript, transcript_messages
 from rloo_core.data.prepare import prepare_tables
 from rloo_core.data.schema import DroppedRows, SourceRow, UnusableRowError
 from rloo_core.data.sources import read_records
+from rloo_core.data.tokens import Encoder
 from tests.rloo_core.data.recorder import SHARED, Recorder, data_settings, word_tokenizer, write_lines
 
 HH = SHARED / "hh"
@@ -60,7 +61,7 @@ def test_transcripts_that_are_no_chat(prompt):
 def test_demonstrations_are_the_preferred_replies_and_so_are_references(tmp_path):
     write_lines(tmp_path / "pairs.jsonl.gz", [{"chosen": f"{PROMPT} good", "rejected": f"{PROMPT} bad"}])
     observer = Recorder()
-    tables, dropped = prepare_tables(data_settings(tmp_path, "hh"), word_tokenizer(), False, observer)
+    tables, dropped = prepare_tables(data_settings(tmp_path, "hh"), Encoder(word_tokenizer(), False), observer)
     assert tables["demonstrations"]["train"] == [{"prompt": PROMPT, "completion": " good"}]
     assert tables["prompts"]["train"] == [{"prompt": PROMPT, "reference": " good"}]
     assert dropped.total == 0
@@ -71,7 +72,7 @@ def test_messages_for_chat_models(tmp_path):
     write_lines(tmp_path / "pairs.jsonl", [{"chosen": f"{PROMPT} good", "rejected": f"{PROMPT} bad"}])
     template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     settings = data_settings(tmp_path, "hh", format="messages")
-    tables, _ = prepare_tables(settings, word_tokenizer(template), True, Recorder())
+    tables, _ = prepare_tables(settings, Encoder(word_tokenizer(template), True), Recorder())
     assert tables["preferences"]["train"] == [
         {"prompt": transcript_messages(PROMPT), "chosen": "good", "rejected": "bad"}
     ]
@@ -98,7 +99,7 @@ class TestTheRealFiles:
     def test_with_nothing_but_test_files_rows_are_split_anew(self):
         settings = data_settings(HH, "hh", validation_fraction=0.1, test_fraction=0.1, max_prompt_tokens=60)
         observer = Recorder()
-        tables, _ = prepare_tables(settings, word_tokenizer(), False, observer)
+        tables, _ = prepare_tables(settings, Encoder(word_tokenizer(), False), observer)
         sizes = {split: len(rows) for split, rows in tables["preferences"].items()}
         total = sum(sizes.values())
         assert abs(sizes["test"] / total - 0.1) < 0.03

@@ -6,6 +6,7 @@ from rloo_core.data.prepare import prepare_tables
 from rloo_core.data.schema import DroppedRows, SourceRow, UnusableRowError
 from rloo_core.data.sources import read_records
 from rloo_core.data.tldr import parse, table_of
+from rloo_core.data.tokens import Encoder
 from tests.rloo_core.data.recorder import SHARED, Recorder, data_settings, word_tokenizer, write_lines
 
 INFO = {"subreddit": "dogs", "title": "Boots", "post": "My dog wears boots."}
@@ -67,7 +68,7 @@ def test_news_articles_are_counted(tmp_path):
     post = {"info": INFO, "summaries": SUMMARIES, "choice": 0}
     write_lines(tmp_path / "batch9.json", [news, post, news])  # published as JSON lines under this name
     observer = Recorder()
-    tables, _ = prepare_tables(data_settings(tmp_path, "tldr"), word_tokenizer(), False, observer)
+    tables, _ = prepare_tables(data_settings(tmp_path, "tldr"), Encoder(word_tokenizer(), False), observer)
     assert len(tables["preferences"]["train"]) == 1
     assert observer.dropped() == {("preferences", "not a Reddit post (a news article)"): 2}
 
