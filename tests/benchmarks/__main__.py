@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.cases import CASES, GROWTH, PEER, Case
+from tests.benchmarks.cases import CASES, GROWTH, HEAD, PEER, Case
 from tests.benchmarks.ours import floor_seconds
 
 Measured = dict[str, list[float] | float]
@@ -68,7 +68,8 @@ def compare(name: str, repeats: int, known: dict[Case, list[Measured]]) -> list[
     memory = {side: max(run["memory"] for s, run in runs if s == side) for side in sides}  # type: ignore[type-var]
     if peer is None:
         floors = [floor_seconds(case, float(run["rate"])) / t for _, run in runs for t in run["cpu"]]  # type: ignore[arg-type,union-attr]
-        return [_row(name, median(cpu["ours"]), None, median(floors), "s CPU a step; ratio: share of the matmul floor")]
+        unit = f"s CPU a step, {_spread(cpu)}, wall {_range(wall['ours'])}; ratio: share of the matmul floor"
+        return [_row(name, median(cpu["ours"]), None, median(floors), unit)]
     rows = [
         _row(name, median(cpu["ours"]), median(cpu["peer"]), None, f"s CPU a step, {_spread(cpu)}"),
         _row(f"{name}/wall", median(wall["ours"]), median(wall["peer"]), None, f"s wall a step, {_spread(wall)}"),
@@ -87,8 +88,30 @@ def grow(repeats: int) -> list[dict[str, object]]:
         each = {n: 1e3 * median(t for run in found[n] for t in run["cpu"]) / tokens[n] for n in names}  # type: ignore[union-attr]
         for name in names:
             memory = max(float(run["memory"]) for run in found[name])  # type: ignore[arg-type]
-            rows.append(_row(name, each[name], min(each.values()), None, f"ms CPU a completion token; {memory:.2f} GB"))
+            cpu, wall = (
+                [1e3 * t / tokens[name] for run in found[name] for t in run[clock]]  # type: ignore[union-attr]
+                for clock in ("cpu", "wall")
+            )
+            unit = f"ms CPU a completion token, {_range(cpu)}, wall {_range(wall)}; {memory:.2f} GB"
+            rows.append(_row(name, each[name], min(each.values()), None, unit))
     return rows
+
+
+def choose(name: str, repeats: int) -> list[dict[str, object]]:
+    """Drawing a decoding step's tokens, by truncation; the peer is the head's product that gave their logits."""
+    found = [measure("ours", name) for _ in range(repeats)]
+    times = {kind: [1e3 * t for run in found for t in run[kind]] for kind in found[0]}  # type: ignore[union-attr]
+    head = times.pop("head")
+    return [
+        _row(f"{name}/{kind}", median(ours), median(head), None, f"ms CPU, ours {_range(ours)}, head {_range(head)}")
+        for kind, ours in times.items()
+    ]
+
+
+def _rows(name: str, repeats: int, known: dict[Case, list[Measured]]) -> list[dict[str, object]]:
+    if name == "growth":
+        return grow(repeats)
+    return choose(name, repeats) if CASES[name][1] == HEAD else compare(name, repeats, known)
 
 
 def _row(name: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> dict[str, object]:
@@ -99,7 +122,11 @@ def _row(name: str, ours: float, peer: float | None, ratio: float | None, unit: 
 
 
 def _spread(values: dict[str, list[float]]) -> str:
-    return ", ".join(f"{side} {min(v):.2f}-{max(v):.2f}" for side, v in values.items())
+    return ", ".join(f"{side} {_range(v)}" for side, v in values.items())
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.2f}-{max(values):.2f}"
 
 
 def _missing(names: list[str]) -> str | None:
@@ -127,7 +154,7 @@ def main() -> None:
     known: dict[Case, list[Measured]] = {}
     for name in names:
         try:
-            rows += grow(options.repeats) if name == "growth" else compare(name, options.repeats, known)
+            rows += _rows(name, options.repeats, known)
         except NoResultError as error:
             print(f"{name:18} no result: {error}", flush=True)
         if options.json is not None:

@@ -55,7 +55,7 @@ class Case:
     """One benchmark.
 
     Attributes:
-        kind: What is timed: step, sampler, floor, reward_model or dpo.
+        kind: What is timed: step, sampler, floor, choice, reward_model or dpo.
         shape: The model.
         prompts: P a step; for reward_model and dpo, pairs.
         lengths: Shortest and longest prompt, tokens.
@@ -63,7 +63,6 @@ class Case:
         new_tokens: T.
         steps: Steps of one process; the first is not counted.
         low_precision: Whether our sampler uses bfloat16 weights.
-        peer_batch: Completions (reward_model, dpo: pairs) in one pass of the peer's update; None: all.
     """
 
     kind: str
@@ -74,7 +73,6 @@ class Case:
     new_tokens: int
     steps: int = 3
     low_precision: bool = False
-    peer_batch: int | None = None
 
     def prompt_ids(self) -> list[list[int]]:
         """Random prompts, their lengths evenly spread."""
@@ -99,6 +97,7 @@ def reward(prompts: list[str], completions: list[str], **columns: object) -> lis
 
 PEER = "TRL 1.16"
 GENERATE = "generate"
+HEAD = "the LM head's product"
 CASES = {
     "step_70m": (Case("step", PYTHIA_70M, 4, (128, 256), 4, 53, steps=2), PEER),
     "step_70m_bf16": (Case("step", PYTHIA_70M, 4, (128, 256), 4, 53, steps=2, low_precision=True), PEER),
@@ -107,6 +106,7 @@ CASES = {
     "floor_70m": (Case("floor", PYTHIA_70M, 4, (128, 256), 4, 53, steps=4), None),
     "sampler_70m": (Case("sampler", PYTHIA_70M, 4, (128, 256), 4, 53), GENERATE),
     "sampler_70m_bf16": (Case("sampler", PYTHIA_70M, 4, (128, 256), 4, 53, low_precision=True), GENERATE),
+    "choice_50k": (Case("choice", PYTHIA_70M, 4, (1, 1), 4, 1, steps=60), HEAD),
     "reward_model": (Case("reward_model", PYTHIA_70M, 8, (256, 256), 2, 53), PEER),
     "dpo": (Case("dpo", PYTHIA_70M, 4, (256, 256), 2, 53, steps=2), PEER),
 }

@@ -1,7 +1,9 @@
 """This library's side of every benchmark, through its public functions."""
 
 import tempfile
+import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -11,23 +13,31 @@ from rloo_core.algorithms.dpo import PreferenceOptimisation
 from rloo_core.algorithms.reward_modelling import RewardModelling
 from rloo_core.api import recipe, train_policy
 from rloo_core.cpu_memory import kept_memory
+from rloo_core.cpu_products import packed_weights
 from rloo_core.layout import choose_layout
 from rloo_core.logprobs import completion_logprobs, reference_logprobs
 from rloo_core.optimization import Part, make_optimizer
 from rloo_core.processes import Processes
 from rloo_core.reward_models import RewardModel
 from rloo_core.rollout import Sampling, sample_completions, uniform_numbers
+from rloo_core.token_choice import EVERY_TOKEN, Truncation, choose_tokens
 from rloo_core.trainer import Method, TrainingLoop, make_accelerator
 from rloo_core.types import CompletionGroups
 from tests.benchmarks.cases import EOS, PAD, Case, reward
 from tests.benchmarks.meter import Meter, matmul_rate
 
 LEARNING_RATE, KL_COEF, MAX_TOKENS = 1e-6, 0.05, 16384
+CHOICES = {
+    "plain": EVERY_TOKEN, "top_k": Truncation(top_k=50), "top_p": Truncation(top_p=0.95),
+    "min_p": Truncation(min_p=0.05),
+}  # fmt: skip
 
 
 def measure(case: Case) -> dict[str, object]:
     """Seconds a step, memory, and the rate of a matrix product in this process."""
     rate = matmul_rate()
+    if case.kind == "choice":
+        return choice_seconds(case)
     meter: Meter = globals()[f"_{case.kind}"](case)
     return {**meter.report(), "rate": rate}
 
@@ -73,6 +83,31 @@ def _sampler(case: Case) -> Meter:
         sample_completions(model, prompts, case.group_size, sampling, uniform)
         meter.stop()
     return meter
+
+
+@torch.no_grad()
+def choice_seconds(case: Case) -> dict[str, object]:
+    """Processor time of a decoding step's head product, as the sampler computes it, and of drawing its tokens.
+
+    Logits have a standard deviation of 3, about a language model's. Turn and turn about; the first is not counted.
+    """
+    rows, generator = case.prompts * case.group_size, torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(case.shape.hidden, case.shape.vocabulary, bias=False)
+    torch.nn.init.normal_(head.weight, std=3 / case.shape.hidden**0.5, generator=generator)
+    hidden = torch.randn(rows, case.shape.hidden, generator=generator)
+    uniform = torch.rand(rows, dtype=torch.float64, generator=generator)
+    found: dict[str, list[float]] = {name: [] for name in ("head", *CHOICES)}
+    with packed_weights(head, rows):
+        logits = head(hidden)
+        calls = {"head": lambda: head(hidden)} | {
+            name: partial(choose_tokens, logits, 1.0, uniform, truncation) for name, truncation in CHOICES.items()
+        }
+        for _ in range(case.steps):
+            for name, call in calls.items():
+                started = time.process_time()
+                call()
+                found[name].append(time.process_time() - started)
+    return {name: seconds[1:] for name, seconds in found.items()}
 
 
 @kept_memory()

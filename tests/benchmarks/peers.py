@@ -39,9 +39,8 @@ class _Steps(TrainerCallback):
 
 
 def _common(case: Case, directory: str, batch: int) -> dict[str, Any]:
-    each = min(batch, case.peer_batch or batch)
     return {
-        "output_dir": directory, "per_device_train_batch_size": each, "gradient_accumulation_steps": batch // each,
+        "output_dir": directory, "per_device_train_batch_size": batch, "gradient_accumulation_steps": 1,
         "max_steps": case.steps, "learning_rate": LEARNING_RATE, "lr_scheduler_type": "constant", "use_cpu": True,
         "bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no",
         "logging_steps": 10**6, "disable_dropout": True, "optim": "adamw_torch_fused", "disable_tqdm": True,
@@ -56,8 +55,7 @@ def _step(case: Case) -> Meter:
         config = RLOOConfig(
             **_common(case, directory, case.prompts * case.group_size), num_generations=case.group_size,
             max_completion_length=case.new_tokens, beta=KL_COEF, temperature=1.0, top_k=0, num_iterations=1,
-            steps_per_generation=case.prompts * case.group_size // (case.peer_batch or case.prompts * case.group_size),
-            shuffle_dataset=False,
+            steps_per_generation=1, shuffle_dataset=False,
         )  # fmt: skip
         trainer = RLOOTrainer(
             _saved(case, directory), reward, config, Dataset.from_dict({"prompt": case.texts()}),

@@ -8,13 +8,13 @@ import pytest
 
 from tests.benchmarks import __main__ as command
 from tests.benchmarks.cases import CASES, GROWTH, TINY, Case
-from tests.benchmarks.ours import floor_seconds
+from tests.benchmarks.ours import choice_seconds, floor_seconds
 
 
 def test_a_missing_peer_is_named_with_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install" in command._missing(["dpo"])
-    assert command._missing(["sampler_70m", "floor_70m", "growth"]) is None
+    assert command._missing(["sampler_70m", "floor_70m", "choice_50k", "growth"]) is None
 
 
 def test_the_floor_by_hand():
@@ -42,8 +42,30 @@ def test_a_peer_that_is_the_same_runs_once_and_a_missing_result_is_said(monkeypa
         command.measure("ours", "step_tiny")
 
 
+def test_rows_without_a_peer_print_spread_and_wall_too(monkeypatch):
+    measured = {"cpu": [2.0, 4.0], "wall": [5.0, 6.0], "memory": 1.5, "rate": 1e12}
+    monkeypatch.setattr(command, "measure", lambda side, name: measured)
+    (floor,) = command._rows("floor_70m", 1, {})
+    assert floor["unit"] == "s CPU a step, ours 2.00-4.00, wall 5.00-6.00; ratio: share of the matmul floor"
+    growth = {row["name"]: row for row in command._rows("growth", 1, {})}
+    assert set(growth) == set(GROWTH)
+    tokens = 4 * 16 * 53
+    assert growth["growth_k16"]["ours"] == pytest.approx(3e3 / tokens)
+    assert growth["growth_k16"]["unit"] == "ms CPU a completion token, 0.59-1.18, wall 1.47-1.77; 1.50 GB"
+
+
+def test_drawing_tokens_is_compared_with_the_heads_product(monkeypatch):
+    monkeypatch.setattr(command, "measure", lambda side, name: {"head": [0.010, 0.012], "plain": [0.004, 0.002]})
+    (row,) = command._rows("choice_50k", 1, {})
+    assert row == {"name": "choice_50k/plain", "ours": 3.0, "peer": 11.0, "ratio": pytest.approx(11 / 3),
+                   "unit": "ms CPU, ours 2.00-4.00, head 10.00-12.00"}  # fmt: skip
+    found = choice_seconds(Case("choice", TINY, 1, (1, 1), 2, 1, steps=3))
+    assert set(found) == {"head", "plain", "top_k", "top_p", "min_p"}
+    assert {len(seconds) for seconds in found.values()} == {2}
+
+
 def test_every_name_of_the_table_can_be_measured():
-    assert {case.kind for case, _ in CASES.values()} <= {"step", "floor", "sampler", "reward_model", "dpo"}
+    assert {case.kind for case, _ in CASES.values()} <= {"step", "floor", "sampler", "choice", "reward_model", "dpo"}
     assert {case.kind for case in GROWTH.values()} == {"step"}
 
 
