@@ -24,7 +24,7 @@ def make_method(policy, reference, *, group_size=2, kl_coef=KL_COEF, prompts=Non
     # a bigram policy looks at the last token of a row only
     layout = Layout.PADDED if isinstance(policy, BigramPolicy) else Layout.SHARED
     return online_method(
-        algorithm_settings(**values), policy, reference_logprobs(reference, 1.0) if kl_coef else None,
+        algorithm_settings(**values), policy, reference_logprobs(reference, 1.0, layout) if kl_coef else None,
         prompts=prompts, reward=reward, eos_ids=(eos,), layout=layout, max_tokens=max_tokens,
     )  # fmt: skip
 
