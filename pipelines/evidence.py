@@ -205,10 +205,8 @@ class Evidence:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write one of the files, by its name below the directory."""
-        path = self.directory / name
         with self.lock:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            write_atomically(self.directory / name, content)
             self.version += 1
             self.written[name] = self.version
 

@@ -100,7 +100,10 @@ class StudyRun:
         self.evidence.state.results = dict(values)
 
     def finish(self, status: str) -> None:
-        """End the run."""
-        self.evidence.close(status)
-        if self.mirror.stop(PATIENCE[status]):
+        """End the run; the thread that sends it ends, too, where its end cannot be written (a full disk)."""
+        try:
+            self.evidence.close(status)
+        finally:
+            left = self.mirror.stop(PATIENCE[status])
+        if left:
             self.warn("MLflow has not got everything of the study; it is kept and sent at the next start")
