@@ -23,6 +23,7 @@ from pipelines.studies.definition import Axis, Claim, Definition, FigureWish, Me
 
 ALL = "all"
 Content = dict[str, Any]
+OF_THIS_FOLDER = "of_this_folder"  # in conf/study/_profiles.yaml
 KEYS = ["setting", "profiles", *(key for part in (Definition, Axis, Seeds, Measure, Table, FigureWish, Claim, Term)
                                  for key in part.model_fields)]  # fmt: skip
 
@@ -62,7 +63,10 @@ def load_definition(study: str, profile: str, overrides: Sequence[str] = (), see
         if profile not in {**common, **own}:
             names = {**common, **own}
             raise ConfigError(f"there is no profile {profile}; it has {listed(names, 'and')}{nearest(profile, names)}")
-        sized = _sized(given, common.get(profile, {}), own.get(profile, {}))
+        shared = common.get(profile, {})
+        ours = _mapping(shared, OF_THIS_FOLDER) if study in study_names() else {}
+        shared.pop(OF_THIS_FOLDER, None)
+        sized = _sized(shared, ours, given, own.get(profile, {}))
         sized["base"] = last_of_each([*sized["base"], *overrides])
         if seeds is not None:
             sized["seeds"] |= {"count": seeds}
@@ -81,9 +85,8 @@ def last_of_each(overrides: Sequence[str]) -> list[str]:
     return list(kept.values())
 
 
-def _sized(given: Content, common: Content, own: Content) -> Content:
-    """The study with what its profiles say: base is added to, axes and seeds are replaced key by key."""
-    parts = (common, given, own)
+def _sized(*parts: Content) -> Content:
+    """The study with what its profiles say, the last part winning: base is added to, axes and seeds go key by key."""
     axes = {name: axis for part in parts for name, axis in _mapping(part, "axes").items()}
     return {
         **{key: value for part in parts for key, value in part.items()},
