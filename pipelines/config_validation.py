@@ -73,5 +73,6 @@ def expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
         "missing": lambda: "given",
         "extra_forbidden": lambda: "left out: there is no such setting",
         "model_type": lambda: "a section with settings",
+        "dict_type": lambda: "a section with keys of its own",
     }
     return phrases[kind]() if kind in phrases else message

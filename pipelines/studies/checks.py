@@ -1,14 +1,17 @@
 """What a study must not say: names that mean nothing, and settings that would have no effect. Before any compute."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from pipelines.config_errors import ConfigError, listed, nearest
 from pipelines.config_overrides import key_of
 from pipelines.studies.definition import Cell, Definition, FigureWish
+from pipelines.studies.metric_names import unknown_metric
 
 SEED_KEYS = {"seed", "sft.seed", "reward_model.seed", "algorithm.seed", "evaluation.seed"}
 CURVES_RUN_OVER = ("step", "completions")
+MOST_POINTS = 10_000  # some hundred are a large study; more can only be a slip
 
 
 def checked(study: Definition, axes: Mapping[str, Collection[str]], typed: Sequence[str]) -> Definition:
@@ -23,8 +26,7 @@ def checked(study: Definition, axes: Mapping[str, Collection[str]], typed: Seque
         ConfigError: With every problem.
     """
     problems = [problem for place, cell in _cells(study) for problem in _wrong_cell(place, cell, axes)]
-    problems += _wrong_names(study)
-    problems += _without_effect(study, typed)
+    problems += [*_too_many(study), *_wrong_names(study), *_wrong_metrics(study), *_without_effect(study, typed)]
     for place, figure in enumerate(study.figures):
         problems += [f"figures.{place}.{problem}" for problem in _wrong_figure(study, figure, axes)]
     if problems:
@@ -56,8 +58,18 @@ def _no_axis(axis: str, axes: Mapping[str, object]) -> str:
     return f"there is no axis {axis}; {there}"
 
 
+def _too_many(study: Definition) -> Iterator[str]:
+    cells = math.prod(len(axis.values) for axis in study.axes.values())
+    if cells * study.seeds.count > MOST_POINTS:
+        yield f"{cells} cells with {study.seeds.count} seeds are more than {MOST_POINTS} points; take fewer of either"
+
+
 def _wrong_names(study: Definition) -> Iterator[str]:
-    """Measures that are not there, or that no point will have, and axes that are not of numbers."""
+    """Measures that are not there, or that no point will have; axes that are not of numbers; names for two things."""
+    for name in study.axes:
+        if name == "seed" or name in study.measures:
+            other = "every point's seed" if name == "seed" else "a measure"
+            yield f"axes.{name}: tables have a column of that name already, for {other}; give the axis another name"
     used = [(f"tables.{i}", name) for i, table in enumerate(study.tables) for name in table.measures]
     used += [(f"claims.{i}", claim.measure) for i, claim in enumerate(study.claims)]
     used += [(f"figures.{i}", y) for i, f in enumerate(study.figures) if f.kind in ("axis", "bars") for y in f.y]
@@ -69,6 +81,17 @@ def _wrong_names(study: Definition) -> Iterator[str]:
             yield f"measures.{name}.of: {measure.of}, but the study ends with {study.until}; leave out `until`"
         if measure.share_of and not (measure.share_of in study.axes and study.axes[measure.share_of].at):
             yield f"measures.{name}.share_of: {measure.share_of} is no axis of numbers"
+
+
+def _wrong_metrics(study: Definition) -> Iterator[str]:
+    """Metrics that no run measures, of measures and of figures."""
+    for name, measure in study.measures.items():
+        if problem := unknown_metric(measure.of, of_curve=measure.take is not None):
+            yield f"measures.{name}.of: {problem}"
+    for place, figure in enumerate(study.figures):
+        for metric in figure.y if figure.kind in ("curves", "against_kl") else ():
+            if problem := unknown_metric(metric, of_curve=True):
+                yield f"figures.{place}.y: {problem}"
 
 
 def _wrong_figure(study: Definition, figure: FigureWish, axes: Mapping[str, object]) -> Iterator[str]:
@@ -90,6 +113,8 @@ def _without_effect(study: Definition, typed: Sequence[str]) -> Iterator[str]:
     for key, text in {key_of(text): text for text in [*of_axes, *study.base]}.items():
         if key in SEED_KEYS:
             yield f"{text}: a study sets the seeds of its points; say how many with --seeds, or `seeds` of its file"
+        if key == "paths.root":
+            yield f"{text}: all points share one run root; type it behind the study: rloo study {study.file} {text}"
     for (first, one), (second, other) in combinations(study.axes.items(), 2):
         for key in sorted(one.fixes & other.fixes):
             yield f"axes: {first} and {second} both set {key}, so one of them would have no effect"

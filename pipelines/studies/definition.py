@@ -1,16 +1,38 @@
 """What a study is: the content of its YAML file, sized by a profile. `loading` reads it."""
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
 from pipelines.config_errors import listed
 from pipelines.config_overrides import key_of
 from pipelines.config_validation import shown
 from rloo_core.settings import Count, CountOrZero, NonNegative, Positive, Settings
 
-ValueName = Annotated[str, BeforeValidator(shown)]  # YAML reads some names as numbers or booleans
+LONGEST = 100  # characters of a name, which stands in tables, legends, tags and file names
+
+
+def _one_line(name: str) -> str:
+    if not name.strip() or not name.isprintable() or len(name) > LONGEST:
+        raise ValueError(f"a name has 1 to {LONGEST} characters, all on one line")
+    return name
+
+
+def _key(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,59}", name):
+        raise ValueError(
+            "a key has up to 60 letters (a to z), digits, spaces and _ - . since it names tags or metrics in MLflow; "
+            "`label` may have any"
+        )
+    return name
+
+
+Key = Annotated[str, AfterValidator(_key)]
+ValueName = Annotated[str, BeforeValidator(shown), AfterValidator(_one_line)]  # YAML reads some as numbers or booleans
 Cell = dict[str, ValueName]
 """Value's name of each axis, by axis; a cell of the table. Axes that are left out may have any value."""
 
@@ -28,7 +50,7 @@ class Axis(Settings):
 
     label: str
     values: Annotated[dict[ValueName, Names], Field(min_length=1)]
-    at: dict[ValueName, float] = Field(default_factory=dict)
+    at: dict[ValueName, FiniteFloat] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -37,8 +59,13 @@ class Axis(Settings):
         if not isinstance(given, dict) or "setting" not in given:
             return given
         key, values = given["setting"], given.get("values")
+        if not isinstance(key, str):
+            raise ValueError(f"`setting: {shown(key)}` names no setting; write one such as algorithm.kl_coef")
         if not isinstance(values, list) or not values:
             raise ValueError(f"with `setting: {key}` come `values`, a list such as [0.1, 0.3]")
+        twice = [name for name, many in Counter(map(shown, values)).items() if many > 1]
+        if twice:
+            raise ValueError(f"`values` has {listed(twice, 'and')} more than once")
         rest = {name: value for name, value in given.items() if name != "setting"}
         numbers = {shown(v): float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)}
         at = numbers if len(numbers) == len(values) else {}
@@ -72,6 +99,12 @@ class Seeds(Settings):
         return f"{self.all[0]} to {self.all[-1]}" if self.count > 1 else str(self.first)
 
 
+def _nats(kl: Any) -> Any:
+    if kl == "common" or (isinstance(kl, int | float) and not isinstance(kl, bool) and 0 < kl < math.inf):
+        return kl
+    raise ValueError(f"{shown(kl)}, but it must be common, or a number of nats above 0")
+
+
 class Measure(Settings):
     """One number a point.
 
@@ -90,14 +123,24 @@ class Measure(Settings):
     """
 
     label: str
-    of: str
+    of: Annotated[str, Field(min_length=1)]
     take: Literal["first", "last", "peak", "mean", "rise", "drop", "at_kl", "first_reach"] | None = None
-    kl: float | Literal["common"] = "common"
-    level: float = 0.0
+    kl: Annotated[float | Literal["common"], BeforeValidator(_nats)] = "common"
+    level: FiniteFloat | None = None
     over: Literal["step", "completions"] = "step"
     share_of: str | None = None
-    scale: float = 1.0
-    digits: CountOrZero = 2
+    scale: FiniteFloat = 1.0
+    digits: Annotated[CountOrZero, Field(le=10)] = 2
+
+    @model_validator(mode="after")
+    def _each_key_has_an_effect(self) -> Self:
+        if self.take == "first_reach" and self.level is None:
+            raise ValueError("take: first_reach needs a `level` to be reached")
+        needs = {"level": "first_reach", "over": "first_reach", "kl": "at_kl"}
+        for key in sorted(self.model_fields_set & needs.keys()):
+            if self.take != needs[key]:
+                raise ValueError(f"`{key}` goes with take: {needs[key]} only")
+        return self
 
     @property
     def is_common(self) -> bool:
@@ -147,7 +190,7 @@ class FigureWish(Settings):
 class Term(Settings):
     """A cell with its weight in a claim's contrast."""
 
-    weight: float
+    weight: FiniteFloat
     cell: Cell
 
 
@@ -191,14 +234,14 @@ class Definition(Settings):
     name: str
     file: str
     profile: str
-    title: str
+    title: Annotated[str, Field(min_length=1)]
     question: str
     base: Names
-    axes: dict[str, Axis]
+    axes: dict[Key, Axis]
     seeds: Seeds
     memory: Positive
     until: Literal["policy", "evaluation"] = "evaluation"
-    measures: dict[str, Measure]
+    measures: dict[Key, Measure]
     tables: Annotated[tuple[Table, ...], Field(strict=False)] = ()
     figures: Annotated[tuple[FigureWish, ...], Field(strict=False)] = ()
     claims: Annotated[tuple[Claim, ...], Field(strict=False)] = ()

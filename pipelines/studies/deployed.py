@@ -7,6 +7,7 @@ from rich.console import Console as RichConsole
 
 from pipelines import environment
 from pipelines.config_errors import ConfigError, listed, nearest
+from pipelines.config_overrides import without_root
 from pipelines.console import Console
 from pipelines.deployed import machine_overrides, refuse_the_machines, run_root
 from pipelines.machine import load_machine, refuse_what_is_not_allowed
@@ -52,7 +53,7 @@ def request(parameters: Mapping[str, Any]) -> list[Prepared]:
     typed = (*machine_overrides(root), *overrides)
     options = Options(root, (*typed, f"paths.root={root}"))
     studies = [
-        prepare(load_definition(each, str(parameters["profile"]), typed, parameters["seeds"]), options)
+        prepare(load_definition(each, str(parameters["profile"]), without_root(typed), parameters["seeds"]), options)
         for each in named(name)
     ]
     machine = load_machine()

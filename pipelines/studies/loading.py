@@ -6,7 +6,8 @@ A profile (conf/study/_profiles.yaml, and the study's own `profiles`) sizes it: 
 seeds.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,8 +25,11 @@ from pipelines.studies.definition import Axis, Claim, Definition, FigureWish, Me
 ALL = "all"
 Content = dict[str, Any]
 OF_THIS_FOLDER = "of_this_folder"  # in conf/study/_profiles.yaml
+MERGE = "tag:yaml.org,2002:merge"  # <<, which may stand several times
+LONGEST_PLACE = 120  # characters in a message
+OURS = ("name", "file", "profile")  # of a definition, and not for its file to say
 KEYS = ["setting", "profiles", *(key for part in (Definition, Axis, Seeds, Measure, Table, FigureWish, Claim, Term)
-                                 for key in part.model_fields)]  # fmt: skip
+                                 for key in part.model_fields if key not in OURS)]  # fmt: skip
 
 
 def study_names() -> list[str]:
@@ -59,6 +63,7 @@ def load_definition(study: str, profile: str, overrides: Sequence[str] = (), see
     try:
         given = _read(study)
         own = _profiles(given.pop("profiles", None))
+        _check_keys(given, own)
         common = _profiles(_yaml(_folder() / "_profiles.yaml"))
         if profile not in {**common, **own}:
             names = {**common, **own}
@@ -75,6 +80,16 @@ def load_definition(study: str, profile: str, overrides: Sequence[str] = (), see
         return checked(whole, axes, overrides)
     except ConfigError as error:
         raise ConfigError([f"study {study}: {problem}" for problem in error.problems]) from None
+
+
+def _check_keys(given: Content, own: dict[str, Content]) -> None:
+    """Refuse what is ours to say, and an axis without content; a profile may leave one out that way."""
+    for key in OURS:
+        if any(key in part for part in (given, *own.values())):
+            raise ConfigError(f"{key}: there is no such key{nearest(key, KEYS)}")
+    for name, axis in _mapping(given, "axes").items():
+        if axis is None:
+            raise ConfigError(f"axes.{name}: null, but it must be a section with keys of its own")
 
 
 def last_of_each(overrides: Sequence[str]) -> list[str]:
@@ -140,7 +155,19 @@ def _validated(values: Content) -> Definition:
 
 
 def _sentences(error: ValidationError, *where: str) -> list[str]:
-    return [_sentence(".".join(map(str, (*where, *each["loc"]))), each) for each in error.errors()]
+    """One a mistake; a list is not called empty as well because of what is wrong inside it."""
+    found = error.errors()
+    wrong_inside = {each["loc"][:depth] for each in found for depth in range(len(each["loc"]))}
+    return [
+        _sentence(_dotted(*where, *each["loc"]), each)
+        for each in found
+        if not (each["type"] == "too_short" and each["loc"] in wrong_inside)
+    ]
+
+
+def _dotted(*parts: object) -> str:
+    """A place in the file, on one line; `[key]` is pydantic's mark of a name."""
+    return " ".join(".".join(str(part) for part in parts if part != "[key]").split())[:LONGEST_PLACE]
 
 
 def _sentence(place: str, error: Any) -> str:
@@ -151,8 +178,8 @@ def _sentence(place: str, error: Any) -> str:
         return f"{place} is missing"
     if error["type"] == "value_error":
         return f"{place}: {error['ctx']['error']}"
-    if error["type"] == "too_short":
-        return f"{place}: it needs at least one value"
+    if error["type"] in ("too_short", "string_too_short"):
+        return f"{place}: it needs at least one {'character' if error['type'] == 'string_too_short' else 'value'}"
     wanted = expectation(error["type"], error.get("ctx", {}), error["msg"])
     return f"{place}: {shown(error['input'])}, but it must be {wanted}"
 
@@ -171,12 +198,26 @@ def _read(study: str) -> Content:
 
 def _yaml(path: Path | Traversable) -> Content:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+        content, twice = yaml.safe_load(text), list(_twice(yaml.compose(text, yaml.SafeLoader)))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path.name} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"a mapping is expected (title, question, axes, ...), not {shown(content)}")
+    if twice:
+        raise ConfigError(f"{path.name} has {listed(twice, 'and')} twice in one place; which of them counts?")
     return {str(key): value for key, value in content.items()}
+
+
+def _twice(node: Any) -> Iterator[str]:
+    """Keys that stand twice in one mapping of a YAML document: PyYAML would take the last one in silence."""
+    if isinstance(node, yaml.MappingNode):
+        keys = (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE)
+        yield from (key for key, many in Counter(key.value for key in keys).items() if many > 1)
+    pairs = isinstance(node, yaml.MappingNode)
+    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for child in part if pairs else (part,):
+            yield from _twice(child)
 
 
 def _folder() -> Traversable:

@@ -98,6 +98,7 @@ def _of_curve(measure: Measure, xs: Sequence[float], values: Sequence[float]) ->
     if not values:
         return None
     if measure.take == "first_reach":
+        assert measure.level is not None, "a measure without it is refused"
         return first_reach(xs, values, measure.level)
     takes: Mapping[str, Callable[[Sequence[float]], float]] = {
         "first": lambda each: each[0],

@@ -58,7 +58,7 @@ def points_of(study: Definition, root: str) -> list[Point]:
         root: The run root.
 
     Raises:
-        ConfigError: If the settings of a point are wrong; nothing has been started.
+        ConfigError: If the settings of a point are wrong, or two cells have the same; nothing has been started.
     """
     cells: list[list[Point]] = []
     problems: dict[str, list[str]] = {}
@@ -70,7 +70,21 @@ def points_of(study: Definition, root: str) -> list[Point]:
                 problems.setdefault(problem, []).append(_name(cell))
     if problems:
         raise ConfigError([_told(study, problem, names) for problem, names in problems.items()])
+    _refuse_equal_cells(study, [points[0] for points in cells])
     return [point for points in zip(*cells, strict=True) for point in points]
+
+
+def _refuse_equal_cells(study: Definition, firsts: Sequence[Point]) -> None:
+    """Two cells with the same settings are one: computed once, shown twice, and no different by any test."""
+    names: dict[str, str] = {}
+    problems = []
+    for point in firsts:
+        name = _name(point.cell)
+        other = names.setdefault(repr(point.settings), name)
+        if other != name:
+            problems.append(f"study {study.file}: {other} and {name} have the same settings; leave one of them out")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _points_of_cell(study: Definition, cell: Cell, root: str) -> list[Point]:

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config_errors import nearest
 from pipelines.store import Store
 from pipelines.studies.conduct import Conduct
 from pipelines.studies.definition import Cell, Claim, Definition
@@ -142,7 +141,7 @@ class Results:
         return facts
 
     def _unmeasured(self) -> Iterator[str]:
-        """Metrics that no point has: so a name that is wrong is seen."""
+        """Metrics that no point has, though others than these have them."""
         if not self.found.results:
             return
         summaries = set().union(*(result.summary for result in self.found.results))
@@ -152,7 +151,7 @@ class Results:
         wanted = [(m.of, summaries if m.take is None else curves) for m in measures] + [(y, curves) for y in drawn]
         for metric, there in dict.fromkeys((metric, frozenset(there)) for metric, there in wanted):
             if metric not in there:
-                yield f"No point has measured {metric}{nearest(metric, there)}"
+                yield f"No point has measured {metric}"
 
     def _claim(self, claim: Claim, found: Contrast | None, corrected: float | None) -> ClaimRow:
         label = self.study.measures[claim.measure].label

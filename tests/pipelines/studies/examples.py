@@ -19,9 +19,9 @@ CONTENT = {
     "seeds": {"count": 3, "vary": "policy"},
     "until": "policy",
     "measures": {
-        "gold": {"label": "gold reward", "of": "gold", "take": "last"},
-        "at": {"label": "gold at matched KL", "of": "gold", "take": "at_kl"},
-        "share": {"label": "σ / std", "of": "std", "share_of": "sigma"},
+        "gold": {"label": "gold reward", "of": "validation/gold_reward", "take": "last"},
+        "at": {"label": "gold at matched KL", "of": "validation/gold_reward", "take": "at_kl"},
+        "share": {"label": "σ / std", "of": "reward/std", "share_of": "sigma"},
     },
 }
 

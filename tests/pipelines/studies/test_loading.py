@@ -118,13 +118,33 @@ def test_the_last_of_each_setting_counts_in_the_place_of_the_first():
         ({"seeds": {"count": 1, "vary": "all"}}, "seeds.vary: all, but it must be policy or everything"),
         ({"profiles": {"quick": 1}}, "quick: 1, but it must be a section"),
         ({"measures": {"gold": {"label": "x", "of": "y", "take": "lst"}}}, "measures.gold.take: lst, but it must be"),
-        ({"measures": {**MEASURES, "win": {"label": "x", "of": "evaluation/x"}}}, "but the study ends with policy"),
+        ({"measures": {**MEASURES, "win": {"label": "x", "of": "evaluation/prompts"}}}, "the study ends with policy"),
         ({"axes": {**AXES, "s": {"setting": "algorithm.seed", "values": [1, 2]}}}, "a study sets the seeds"),
         ({"axes": {**AXES, "s": {"setting": "algorithm.reward_noise", "values": [1.0]}}}, "sigma and s both set"),
-        ({"measures": {**MEASURES, "gold": {"label": "x", "of": "y", "share_of": "method"}}}, "no axis of numbers"),
+        ({"measures": {"std": {"label": "x", "of": "reward/std", "share_of": "method"}}}, "is no axis of numbers"),
         ({"tables": [{"caption": "x", "measures": ["glod"]}]}, "there is no measure glod; did you mean gold?"),
         ({"tables": [{"caption": "x", "measures": [], "where": {"mehod": 1}}]}, "where: there is no axis mehod"),
         ({"tables": [{"caption": "x", "measures": [], "against": {"sigma": 1}}]}, "sigma has no value 1; it has 0.0"),
+        ({"file": "x"}, "file: there is no such key"),
+        ({"title": ""}, "title: it needs at least one character"),
+        ({"seeds": {"count": 2501, "vary": "policy"}}, "4 cells with 2501 seeds are more than 10000 points"),
+        ({"base": ["paths.root=/x"]}, "paths.root=/x: all points share one run root; type it behind the study"),
+        ({"axes": {**AXES, "none": None}}, "axes.none: null, but it must be a section"),
+        ({"axes": {**AXES, "seed": {"label": "s", "values": {"x": []}}}}, "axes.seed: tables have a column of"),
+        ({"axes": {**AXES, "gold": {"label": "s", "values": {"x": []}}}}, "axes.gold: tables have a column of"),
+        ({"axes": {**AXES, "a\nb": {"label": "s", "values": {"x": []}}}}, "axes.a b: a key has up to 60 letters"),
+        ({"axes": {**AXES, "a": {"label": "s", "values": {"x" * 101: []}}}}, "a name has 1 to 100 characters"),
+        ({"axes": {**AXES, "λ": {"label": "s", "values": {"x": []}}}}, "axes.λ: a key has up to 60 letters"),
+        ({"measures": {**MEASURES, "a/b": {"label": "x", "of": "y"}}}, "measures.a/b: a key has up to 60 letters"),
+        ({"axes": {**AXES, "a": {"label": "s", "values": {"": []}}}}, "a name has 1 to 100 characters"),
+        ({"axes": {**AXES, "a": {"setting": 3, "values": [1]}}}, "axes.a: `setting: 3` names no setting"),
+        ({"axes": {**AXES, "a": {"setting": "sft.epochs", "values": [1, 2, "1"]}}}, "`values` has 1 more than once"),
+        ({"measures": ["gold"]}, "measures: [gold], but it must be a section with keys of its own"),
+        ({"measures": {**MEASURES, "g": {"label": "x", "of": "y", "take": "first_reach"}}}, "needs a `level`"),
+        ({"measures": {**MEASURES, "g": {"label": "x", "of": "y", "level": 1.0}}}, "`level` goes with take: first"),
+        ({"measures": {**MEASURES, "g": {"label": "x", "of": "y", "take": "at_kl", "kl": -1.0}}}, "nats above 0"),
+        ({"measures": {**MEASURES, "g": {"label": "x", "of": "y", "scale": float("nan")}}}, "nan, but it must be a"),
+        ({"claims": [claim({}, contrast=[{"weight": float("inf"), "cell": {}}])]}, "contrast.0.weight: inf, but it"),
         ({"claims": [claim({"sigma": 9})]}, "claims.0.contrast: sigma has no value 9"),
         ({"claims": [claim({}, measure="win")]}, "claims.0: there is no measure win"),
         ({"claims": [claim({}, contrast=[])]}, "claims.0.contrast: it needs at least one value"),
@@ -132,7 +152,7 @@ def test_the_last_of_each_setting_counts_in_the_place_of_the_first():
         ({"figures": [{"kind": "bar", "y": ["gold"], "caption": ""}]}, "figures.0.kind: bar, but it must be curves"),
         ({"figures": [{"kind": "bars", "y": ["gold", "at"], "caption": ""}]}, "y: gold, at, but bars shows one"),
         ({"figures": [{"kind": "axis", "y": ["gold"], "x": "K", "caption": ""}]}, "figures.0.x: there is no axis K"),
-        ({"figures": [{"kind": "curves", "y": ["a"], "x": "K", "caption": ""}]}, "x: K, but curves run over step or"),
+        ({"figures": [{"kind": "curves", "y": ["loss"], "x": "K", "caption": ""}]}, "x: K, but curves run over step"),
         ({"figures": [{"kind": "axis", "y": ["gold"], "x": "sigma", "log_x": True, "caption": ""}]}, "numbers above 0"),
     ],
 )  # fmt: skip
@@ -166,7 +186,17 @@ def test_an_unknown_profile_is_told_with_those_there_are():
         load_definition("kl", "fast")
 
 
-@pytest.mark.parametrize(("content", "sentence"), [("a: [", "cannot be read"), ("- a", "a mapping is expected")])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("a: [", "cannot be read"),
+        ("- a", "a mapping is expected"),
+        ("title: a\ntitle: b", "x.yaml has title twice in one place"),
+        ("tables: [{where: {x: 1, y: 2, x: 3}}]", "x.yaml has x twice in one place"),
+        ("title: &a [*a]", "a mapping is expected|recursi"),
+        ("title: 2026-13-45", "month must be in 1..12"),
+    ],
+)
 def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content, sentence):
     (tmp_path / "x.yaml").write_text(content)
     with pytest.raises(ConfigError, match=sentence):

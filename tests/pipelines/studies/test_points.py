@@ -100,6 +100,17 @@ def test_a_wrong_setting_of_one_cell_is_told_with_the_cell(tmp_path):
     assert problem.startswith(f"study {tmp_path}/small.yaml, K=1: algorithm.group_size=1, but algorithm=rloo compares")
 
 
+def test_cells_with_the_same_settings_are_refused(tmp_path):
+    """They would be one point, shown twice; 1 and 1.0 are one number, however it is written."""
+    axes = {
+        "noise": {"label": "σ", "values": {"1": ["algorithm.reward_noise=1"], "one": ["algorithm.reward_noise=1.0"]}}
+    }
+    with pytest.raises(ConfigError) as refused:
+        points_of(small(tmp_path, axes=axes, measures={}), str(tmp_path))
+    (problem,) = refused.value.problems
+    assert problem.endswith("small.yaml: noise=1 and noise=one have the same settings; leave one of them out")
+
+
 def test_a_wrong_setting_of_all_cells_is_told_once(tmp_path):
     with pytest.raises(ConfigError) as refused:
         points_of(small(tmp_path, overrides=("algorithm.stepz=3",)), str(tmp_path))

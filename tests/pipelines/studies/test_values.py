@@ -14,13 +14,14 @@ from pipelines.studies.tables import table
 from pipelines.studies.values import Values
 from tests.pipelines.studies.examples import small
 
-KL, T_2 = "validation/kl", 4.302652729749464  # 97.5 % quantile of t with 2 degrees of freedom
+KL, GOLD, STD = "validation/kl", "validation/gold_reward", "reward/std"
+T_2 = 4.302652729749464  # 97.5 % quantile of t with 2 degrees of freedom
 
 
 def result(cell, seed, gold, kls=(0.0, 1.0, 2.0), std=2.0):
-    curve = [{"step": step, "gold": y, KL: x} for step, (y, x) in enumerate(zip(gold, kls, strict=True), start=1)]
+    curve = [{"step": step, GOLD: y, KL: x} for step, (y, x) in enumerate(zip(gold, kls, strict=True), start=1)]
     curve.insert(1, {"step": 1.5, "loss": 0.0})  # steps without a measurement
-    return Result(cell, seed, {"std": std}, curve, completions=32)
+    return Result(cell, seed, {STD: std}, curve, completions=32)
 
 
 def cell(method, sigma):
@@ -61,7 +62,7 @@ def found(tmp_path):
 # one point
 
 
-def of(take, metric="gold", **more):
+def of(take, metric=GOLD, **more):
     return Measure(label="x", of=metric, take=take, **more)
 
 
@@ -83,7 +84,7 @@ UP_AND_DOWN = result(RLOO_0, 0, [1.0, 4.0, 3.0], kls=[0.0, 2.0, 1.5])
         (of("at_kl", kl=0.5), 1.75),  # a quarter of the way from 1 to 4
         (of("at_kl", kl=2.5), None),
         (of("at_kl"), None),  # common to what?
-        (of(None, "std"), 2.0),
+        (of(None, STD), 2.0),
         (of(None, "nothing"), None),
         (of("last", "nothing"), None),
     ],
@@ -95,8 +96,9 @@ def test_a_measure_of_one_point(measure, expected):
 @pytest.mark.parametrize("take", ["first", "last", "peak", "mean", "drop", "first_reach", "at_kl"])
 def test_a_training_that_diverged_has_no_measure(take):
     for broken in (math.nan, math.inf):
-        assert value(of(take, kl=0.5), result(RLOO_0, 0, [1.0, broken, 3.0])) is None
-        assert value(of(None, "std"), result(RLOO_0, 0, [1.0, 2.0, 3.0], std=broken)) is None
+        more = {"at_kl": {"kl": 0.5}, "first_reach": {"level": 0.0}}.get(take, {})
+        assert value(of(take, **more), result(RLOO_0, 0, [1.0, broken, 3.0])) is None
+        assert value(of(None, STD), result(RLOO_0, 0, [1.0, 2.0, 3.0], std=broken)) is None
 
 
 def test_the_common_kl_is_the_least_of_the_largest():
@@ -131,7 +133,7 @@ def test_a_share_is_the_axis_number_by_the_measure(found):
     assert found(given).values("share", RLOO_3) == {0: 1.5}  # σ = 3 by a standard deviation of 2
     assert found(given).values("share", RLOO_0) == {0: 0.0}
     assert found(given).of_point("share", given[0]) == 1.5
-    measures = {"share": {"label": "x", "of": "std", "share_of": "sigma", "scale": 100.0}}
+    measures = {"share": {"label": "x", "of": STD, "share_of": "sigma", "scale": 100.0}}
     assert found(given, measures=measures).values("share", RLOO_3) == {0: 150.0}
 
 
@@ -216,7 +218,7 @@ def test_comparisons_that_are_missing_are_not_corrected_for(found):
     assert "corrected for the 1 comparison of this table" in made.note
 
 
-REACHING = {"gold": {"label": "completions", "of": "gold", "take": "first_reach", "level": 5.5, "digits": 0}}
+REACHING = {"gold": {"label": "completions", "of": GOLD, "take": "first_reach", "level": 5.5, "digits": 0}}
 
 
 def test_seeds_that_never_reach_a_level_are_not_left_out_in_silence(found):
@@ -240,16 +242,16 @@ def test_a_seed_without_a_cell_has_no_common_kl(found):
 
 def test_a_curve_whose_first_seed_diverged_is_drawn_from_the_others(found):
     given = results()
-    given[0] = replace(given[0], curve=[{"step": 1, "gold": math.nan, KL: math.nan}])
-    (axes,) = drawing(found(given), FigureWish(kind="curves", y=["gold"], caption="", where=RLOO_0)).axes
+    given[0] = replace(given[0], curve=[{"step": 1, GOLD: math.nan, KL: math.nan}])
+    (axes,) = drawing(found(given), FigureWish(kind="curves", y=[GOLD], caption="", where=RLOO_0)).axes
     assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([0.0, 7.5, 6.5])
 
 
 def test_a_metric_that_no_point_has_is_named(found):
-    wrong = {"gold": {"label": "x", "of": "glod", "take": "last"}, "std": {"label": "x", "of": "std"}}
-    figures = [{"kind": "curves", "y": ["gold"], "caption": ""}]
+    wrong = {"gold": {"label": "x", "of": "policy/clip_frac", "take": "last"}, "std": {"label": "x", "of": STD}}
+    figures = [{"kind": "curves", "y": [GOLD], "caption": ""}]
     made = Results(found(measures=wrong, figures=figures), [], "").page
-    assert made.notes == ["No point has measured glod; did you mean gold?"]
+    assert made.notes == ["No point has measured policy/clip_frac"]
     assert Results(found([]), [], "").page.notes == []
 
 
@@ -288,13 +290,13 @@ def test_a_claim_without_points_is_undecided(found):
 def test_the_results_of_a_study_with_diverged_and_failed_points(found):
     """Every number of the JSON is one that other programs can read, and the page is made all the same."""
     given = [each for each in results() if each.cell != RAFT_3]
-    given[0] = replace(given[0], curve=[{"step": 1, "gold": math.nan, KL: math.nan}], summary={"std": math.nan})
+    given[0] = replace(given[0], curve=[{"step": 1, GOLD: math.nan, KL: math.nan}], summary={STD: math.nan})
     wishes = {
         "tables": [{"caption": "", "measures": ["gold", "at", "share"]}],
         "figures": [
-            {"kind": "curves", "y": ["gold"], "caption": ""}, {"kind": "bars", "y": ["gold"], "caption": ""},
+            {"kind": "curves", "y": [GOLD], "caption": ""}, {"kind": "bars", "y": ["gold"], "caption": ""},
             {"kind": "axis", "y": ["at"], "x": "sigma", "caption": ""},
-            {"kind": "against_kl", "y": ["gold"], "caption": ""},
+            {"kind": "against_kl", "y": [GOLD], "caption": ""},
         ],
     }  # fmt: skip
     failed = [("method=raft, sigma=3.0, seed=0", "policy: the loss is not finite")]
@@ -324,12 +326,12 @@ def test_a_study_without_axes_has_one_row_and_its_figures(tmp_path):
     wishes = {
         "tables": [{"caption": "", "measures": ["gold"]}],
         "figures": [
-            {"kind": "curves", "y": ["gold"], "caption": ""}, {"kind": "bars", "y": ["gold"], "caption": ""},
-            {"kind": "against_kl", "y": ["gold"], "caption": ""},
+            {"kind": "curves", "y": [GOLD], "caption": ""}, {"kind": "bars", "y": ["gold"], "caption": ""},
+            {"kind": "against_kl", "y": [GOLD], "caption": ""},
         ],
         "claims": [ROBUST | {"says": "It learns", "contrast": [{"weight": 1, "cell": {}}]}],
     }  # fmt: skip
-    measures = {"gold": {"label": "gold", "of": "gold", "take": "last"}}
+    measures = {"gold": {"label": "gold", "of": GOLD, "take": "last"}}
     study = small(tmp_path, axes={}, measures=measures, **wishes)
     made = Results(Values(study, [result({}, seed, [0.0, 1.0, 2.0 + seed]) for seed in range(3)]), [], "")
     assert made.page.tables[0].rows == [[f"3.00 ± {T_2 / math.sqrt(3):.2f}"]]
