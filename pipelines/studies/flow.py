@@ -16,9 +16,8 @@ from prefect.exceptions import FailedRun
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Failed
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.task_runners import TaskRunner
 
-from pipelines.config_errors import ConfigError
 from pipelines.flow import flow_run_id
 from pipelines.flow_artifacts import cell, escaped, run_of_the_whole
 from pipelines.flow_parameters import Override, offered
@@ -78,36 +77,6 @@ def run_as_flow(run: Callable[[], str], parameters: Mapping[str, Any], runner: T
             APILogHandler().flush()  # while the server is still there
     finally:
         tasks.prepared.reset(token)
-
-
-def task_runner(kind: str, workers: int, address: str | None) -> Any:
-    """Where points are computed.
-
-    Args:
-        kind: local, dask or ray.
-        workers: Points at a time.
-        address: Of a cluster that runs; None: one of this machine is started.
-
-    Raises:
-        ConfigError: If the library is not installed.
-
-    Returns:
-        One of Prefect's task runners.
-    """
-    if kind == "local":
-        return ThreadPoolTaskRunner(max_workers=workers)
-    try:
-        if kind == "dask":
-            from prefect_dask.task_runners import DaskTaskRunner
-
-            if address:
-                return DaskTaskRunner(address=address)
-            options = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
-            return DaskTaskRunner(cluster_kwargs=options)
-        from prefect_ray.task_runners import RayTaskRunner
-    except ImportError:
-        raise ConfigError(f"--runner {kind} needs prefect-{kind}: pip install 'rloo[{kind}]'") from None
-    return RayTaskRunner(address=address, init_kwargs=None if address else {"num_cpus": workers})
 
 
 class Shown:

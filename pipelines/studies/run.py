@@ -17,6 +17,7 @@ from pipelines.studies.conduct import Conduct, Make, only_once, record_name
 from pipelines.studies.definition import Definition
 from pipelines.studies.points import Point, finished, points_of
 from pipelines.studies.progress import Progress
+from pipelines.studies.runners import LOCAL, check_runner
 
 if TYPE_CHECKING:
     from pipelines.studies.flow import Shown
@@ -44,7 +45,7 @@ class Options:
     overrides: tuple[str, ...] = ()
     workers: int | None = None
     memory: float | None = None
-    runner: str = "local"
+    runner: str = LOCAL
     address: str | None = None
 
 
@@ -95,8 +96,9 @@ def check(prepared: Prepared) -> None:
     """What must hold before any compute, once for all points.
 
     Raises:
-        ConfigError: If a device or a reward function is not there, or not even one point fits.
+        ConfigError: If a device, a library or a reward function is not there, or not even one point fits.
     """
+    check_runner(prepared.options.runner)
     prepared.check_fits()
     from pipelines.own_functions import check_own_functions  # here: they load torch
     from rloo_core.trainer import check_device

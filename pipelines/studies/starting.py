@@ -19,6 +19,7 @@ from pipelines.studies.conduct import Make
 from pipelines.studies.point import Errand, Returned
 from pipelines.studies.pool import Pool
 from pipelines.studies.run import Prepared, check, failed_points, parameters_of, run_study
+from pipelines.studies.runners import LOCAL, task_runner
 
 if TYPE_CHECKING:
     from pipelines.studies.page import StudyPage
@@ -80,7 +81,7 @@ def in_flow(prepared: Prepared, console: Console) -> "StudyPage":
     from pipelines.studies.tasks import as_tasks
 
     many = prepared.workers
-    if prepared.options.runner != "local":
+    if prepared.options.runner != LOCAL:
         return run_study(prepared, console, partial(as_tasks, many=many, pool=None), Shown)
     with Pool() as pool:
         return run_study(prepared, console, partial(as_tasks, many=many, pool=pool), Shown)
@@ -116,14 +117,14 @@ def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
 
     options = prepared.options
     found: list[StudyPage] = []
-    runner = flow.task_runner(options.runner, prepared.workers, options.address)
 
     def run() -> str:
         found.append(in_flow(prepared, console))
         return failed_points(found)
 
     try:
-        flow.run_as_flow(run, parameters_of(prepared), runner, api_url)
+        with task_runner(options.runner, prepared.workers, options.address) as runner:
+            flow.run_as_flow(run, parameters_of(prepared), runner, api_url)
     except Exception as error:
         if not found:
             raise
