@@ -137,13 +137,16 @@ def _show(found: "list[Prepared]", as_json: bool) -> None:
     from pipelines.studies.run import to_do
 
     rows: list[dict[str, Any]] = [{"study": each.study.name, "profile": each.study.profile, "points": len(each.points),
-             **_workers(each), "to_run": to_do(each)} for each in found]  # fmt: skip
+             **_workers(each), "warnings": list(each.warnings), "to_run": to_do(each)} for each in found]  # fmt: skip
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
         for row in rows:
             many = f"{row['workers']} at a time" if row["workers"] else row["why_not"]
-            print(f"{row['study']}, {row['profile']}: {row['points']} points, {many}; to run:")
+            print(f"{row['study']}, {row['profile']}: {row['points']} points, {many}")
+            for warning in row["warnings"]:
+                print(f"  {warning}")
+            print("to run:")
             for name in row["to_run"] or ["nothing"]:
                 print(f"  {name}")
     if any(row["to_run"] for row in rows):

@@ -15,6 +15,7 @@ from pipelines.store import Store
 from pipelines.studies.budget import workers
 from pipelines.studies.conduct import Conduct, Make, only_once, record_name
 from pipelines.studies.definition import Definition
+from pipelines.studies.measurable import measurable
 from pipelines.studies.points import Point, finished, points_of
 from pipelines.studies.progress import Progress
 from pipelines.studies.runners import LOCAL, check_runner
@@ -57,11 +58,13 @@ class Prepared:
         study: What is studied.
         points: All of it.
         options: How.
+        warnings: What a person must know before it starts.
     """
 
     study: Definition
     points: Sequence[Point]
     options: Options
+    warnings: Sequence[str] = ()
 
     @cached_property
     def workers(self) -> int:
@@ -87,9 +90,11 @@ def prepare(study: Definition, options: Options) -> Prepared:
     """Compose every point; nothing is started, and nothing asked of this machine.
 
     Raises:
-        ConfigError: If the settings of a point are wrong.
+        ConfigError: If the settings of a point are wrong, or the points can measure nothing of what is asked for.
     """
-    return Prepared(study, points_of(study, str(options.root)), options)
+    points = points_of(study, str(options.root))
+    study, warnings = measurable(study, {point.settings.data.source for point in points})
+    return Prepared(study, points, options, warnings)
 
 
 def check(prepared: Prepared) -> None:

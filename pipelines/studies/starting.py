@@ -64,6 +64,8 @@ def one_after_the_other(
     with log_file(_log_of(root)):
         for each in studies:
             check(each)
+            for warning in each.warnings:
+                console.warning(f"{each.study.name}: {warning}")
         for each in studies:
             if together:
                 console.line(f"\n{each.study.name}: {each.study.title}", style="bold")

@@ -35,7 +35,7 @@ def test_a_plan_as_json(study):
     shown = study("small.yaml", "--json", "--seeds", "1", "--workers", "2", "--memory", "8")
     assert shown.exit_code == 3
     assert json.loads(shown.stdout) == [
-        {"study": "small", "profile": "laptop", "points": 2, "workers": 2,
+        {"study": "small", "profile": "laptop", "points": 2, "workers": 2, "warnings": [],
          "to_run": ["sigma=0.0, seed=0", "sigma=3.0, seed=0"]}
     ]  # fmt: skip
 
@@ -54,6 +54,15 @@ def test_a_study_too_large_for_this_machine_can_be_looked_at(study, monkeypatch)
     assert "none on this machine (a point may take 2.0 GiB" in shown.output
     assert json.loads(study("small.yaml", "--json", "--seeds", "1").stdout)[0]["workers"] is None
     assert study("small.yaml", "--no-prefect", "--seeds", "1").exit_code == 2
+
+
+def test_what_real_data_cannot_measure_is_told_beforehand(study):
+    shown = study("overoptimisation", "--profile", "paper", "--plan", "--seeds", "1")
+    assert shown.exit_code == 3
+    lines = [line.strip() for line in shown.output.splitlines()]
+    assert lines[0].startswith("overoptimisation, paper: 3 points")
+    assert lines[1].startswith("Left out, since the true (gold) reward of real data is not known: gold reward; highest")
+    assert lines[1].endswith("; and 4 claims about it")
 
 
 @pytest.mark.parametrize(
