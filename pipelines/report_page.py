@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = "report.html.j2"
+A_NUMBER = re.compile(r"[\[<]?\s*[+−-]?[\d.]")
 STRONG = 3.0  # nats at which a token's colour is at its strongest
 ALPHA = 0.42  # of the strongest colour: text on it stays readable in both schemes
 
@@ -29,6 +30,11 @@ class Table:
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def words(self) -> list[bool]:
+        """Of each column, whether it is one of words."""
+        return [is_of_words(self.rows, place) for place in range(len(self.header))]
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,12 @@ def environment() -> Environment:
 def number(value: float | None, places: int = 2) -> str:
     """A number for a table; "–" where there is none."""
     return "–" if value is None else f"{value:.{places}f}".replace("-", "−")
+
+
+def is_of_words(rows: Sequence[Sequence[str]], place: int) -> bool:
+    """Whether a column is set flush left: its cells are words, or it heads the rows."""
+    cells = [row[place] for row in rows if len(row) > place and row[place] not in ("", "–")]
+    return place == 0 or (bool(cells) and not any(map(A_NUMBER.match, cells)))
 
 
 def table_of(caption: str, rows: Sequence[dict[str, Any]], places: int = 3) -> Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipelines.report_page import Table as HtmlTable
-from pipelines.report_page import environment, number, to_svg
+from pipelines.report_page import environment, is_of_words, number, to_svg
 from rloo_core.evaluation.across_seeds import Verdict
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = "study.html.j2"
 WIDTH = 100  # columns of the terminal, at most
-LONG = 40  # characters: from here on a cell is words, set flush left
 MARKS: Mapping[Verdict, str] = {"supported": "●", "not supported": "✕", "undecided": "□"}  # as in the figure
 STYLES: Mapping[Verdict, str] = {"supported": "green", "not supported": "red", "undecided": "blue"}
 CLAIM_COLUMNS = (
@@ -209,17 +208,16 @@ def _grid(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], n
         caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
     for place, name in enumerate(columns):
-        grid.add_column(Text(name), justify="right" if place else "left", overflow="fold")
+        grid.add_column(Text(name), justify="left" if is_of_words(rows, place) else "right", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
     return grid
 
 
 def _pipes(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    wordy = {place for row in rows for place, cell in enumerate(row) if len(cell) > LONG} | {0}
     lines = [
         [_plain(name) for name in columns],
-        ["---" if place in wordy else "---:" for place in range(len(columns))],
+        ["---" if is_of_words(rows, place) else "---:" for place in range(len(columns))],
     ]
     for row in rows:
         cells = [f"**{_plain(row[0])}**"] if len(row) == 1 else [_plain(cell) for cell in row]

@@ -127,12 +127,13 @@ class Results:
 
     def _facts(self) -> list[tuple[str, str]]:
         study = self.study
+        thin = " (curves show the two seeds as thin lines instead)" if study.seeds.count == 2 else ""
         facts = [
             ("profile", study.profile),
             ("settings", " ".join(study.base)),
             ("points", f"{len(self.found.results)} finished, {len(self.failed)} failed"),
             ("seeds", f"{study.seeds} ({study.seeds.count}); a seed {OF_A_SEED[study.seeds.vary]}"),
-            ("intervals", "95 % t intervals over seeds; differences are paired by seed, with the same prompts"),
+            ("intervals", f"95 % t intervals over seeds{thin}; differences are paired by seed, with the same prompts"),
         ]
         if study.claims:
             tested = sum(row.p is not None for row in self.claims)

@@ -71,6 +71,14 @@ def test_all_verdicts_stand_at_the_top(files):
     assert re.findall(r'<tr class="part"><th[^>]*>(\w+)', top) == ["Noise", "Kl", "Kl"]
 
 
+def test_words_are_set_flush_left_and_numbers_right(files):
+    text = files["page"].read_text()
+    for words in ('<th scope="col" class="words">verdict', '<td class="words">● supported', '<td class="words">clean'):
+        assert words in text
+    for numbers in ('<th scope="col">difference', "<td>+0.31<", "<td>[+0.12, +0.50]<", "<td>&lt; 0.001<", "<td>–<"):
+        assert numbers in text
+
+
 def test_numbers_show_two_digits_of_their_uncertainty():
     half_width_191 = claim().cells()
     assert half_width_191[1:8] == ["● supported", "+0.31", "[+0.12, +0.50]", "< 0.001", "0.012", "+1.6", "5"]
@@ -94,6 +102,7 @@ def test_markdown_has_the_same_tables():
     assert "| **RLOO** |  |  |" in lines
     assert any(line.startswith("| RAFT loses") and "| +0.31 | [+0.12, +0.50] | < 0.001 |" in line for line in lines)
     assert "```bash\nrloo study noise --seeds 5\n```" in text
+    assert f"| --- | --- {'| ---: ' * 7}| --- |" in lines  # claim, verdict and measure are words
     tables = [line for line in lines if line.startswith("|")]
     assert {line.count("|") for line in tables} == {4, 3, 11}
 

@@ -1,6 +1,7 @@
 """Pictures of a study, in the paper's form: curves with bands, reward against KL, bars, claims with their intervals.
 
-Intervals are 95 % t intervals over seeds; with one seed there are none.
+Intervals are 95 % t intervals over seeds; with one seed there are none. Curves of two seeds show the seeds instead:
+their interval is thirteen standard errors wide to each side, and would hide all other curves.
 """
 
 import textwrap
@@ -195,7 +196,9 @@ def _curve(
         x, np.mean(seeds, axis=0), color=drawn_as.color, linestyle=drawn_as.line, marker=drawn_as.marker,
         markevery=(int(offset * every), every), markersize=4.5, linewidth=1.5, label=label,
     )  # fmt: skip
-    if len(seeds) < 2:
+    if len(seeds) < 3:
+        for seed in seeds if len(seeds) > 1 else []:
+            axes.plot(x, seed, color=drawn_as.color, linewidth=0.6, alpha=0.35)
         return []
     intervals = [seed_interval(column) for column in zip(*seeds, strict=True)]
     low, high = [end.low for end in intervals], [end.high for end in intervals]

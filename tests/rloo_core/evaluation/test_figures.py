@@ -50,9 +50,16 @@ def test_one_seed_has_a_curve_and_no_band():
     assert not axes.collections
 
 
-def test_the_wide_intervals_of_two_seeds_do_not_flatten_the_curves():
-    (axes,) = curves([Series("RLOO", [0, 1], [[0.0, 1.0], [0.5, 1.0]])], "step", "reward").axes
-    assert np.ptp(axes.get_ylim()) < 3.3  # the values span 1, the interval at 0 spans 6.4
+def test_two_seeds_are_shown_themselves():
+    """Their intervals would hide all other curves."""
+    (axes,) = curves([Series("RLOO", [0, 1], [[0.0, 1.0], [0.5, 2.0]])], "step", "reward").axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [[0.25, 1.5], [0.0, 1.0], [0.5, 2.0]]
+    assert not axes.collections
+
+
+def test_a_wide_interval_does_not_flatten_the_bars():
+    (axes,) = bars([Bar("RLOO", [0.5, 1.0])], "reward").axes
+    assert np.ptp(axes.get_xlim()) < 3.3  # from zero the values span 1, the interval 6.4
 
 
 @pytest.mark.parametrize(
