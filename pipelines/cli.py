@@ -343,3 +343,7 @@ def _print_table(planned: "list[PlannedStage]", settings: "ExperimentSettings") 
     console = Console()
     console.print(Text(f"{settings.name}, in {settings.paths.root}"), soft_wrap=True)
     console.print(table)
+
+
+if __name__ == "__main__":
+    main()

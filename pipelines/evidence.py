@@ -166,11 +166,8 @@ class Evidence:
     @property
     def is_others(self) -> bool:
         """Whether another living process sends this run to MLflow."""
-        try:
-            owner: dict[str, str] = json.loads(self._pending.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return owner | identity() != owner and not is_dead(owner)
+        owner = _owner(self._pending)
+        return bool(owner) and owner | identity() != owner and not is_dead(owner)
 
     def is_taken_over(self) -> bool:
         """Whether another living process goes on with this run."""
@@ -181,8 +178,9 @@ class Evidence:
         return process not in (self.state.process, identity()) and not is_dead(process)
 
     def delivered(self) -> None:
-        """Note that MLflow has all of it."""
-        self._pending.unlink(missing_ok=True)
+        """Note that MLflow has all of it, unless another living process goes on with it."""
+        if not self.is_others:
+            self._pending.unlink(missing_ok=True)
 
     def save(self) -> None:
         """Write `run.json`."""
@@ -243,6 +241,20 @@ def pending(root: Path) -> Iterator[Evidence]:
     """
     found = [evidence for file in (root / PENDING).glob("*.json") if (evidence := _abandoned(root, file))]
     yield from sorted(found, key=lambda evidence: evidence.state.started)
+
+
+def undelivered(root: Path) -> list[Path]:
+    """The files, below `tracking/`, of the runs that `pending` would yield. Only reads, and leaves the living alone."""
+    return sorted(file for file in (root / PENDING).glob("*.json") if is_dead(_owner(file)))
+
+
+def _owner(file: Path) -> dict[str, str]:
+    """Which process sends a run; {} where that cannot be read."""
+    try:
+        owner = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def _abandoned(root: Path, file: Path) -> Evidence | None:

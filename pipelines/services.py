@@ -165,8 +165,9 @@ def specification(settings: ExperimentSettings, overrides: Sequence[str]) -> dic
         {"name": "worker", "command": worker, "environment": client, "health": None},
     ]
     state = {"prefect": prefect, "mlflow": mlflow, "pool": own.work_pool, "overrides": list(overrides)}
+    sync = [sys.executable, "-m", "pipelines.cli", "sync", *_of_the_machine(overrides), f"paths.root={root}"]
     commands = {"deploy": _deploy_command(settings), "repair": [sys.executable, "-m", "pipelines.flow_repair"]}
-    return {"services": services, **commands, "pool": own.work_pool, "state": state}
+    return {"services": services, **commands, "deliver": sync, "pool": own.work_pool, "state": state}
 
 
 def prepare_tracking(settings: ExperimentSettings, say: Say) -> None:

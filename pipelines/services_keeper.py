@@ -1,4 +1,4 @@
-"""Keeps the services of one machine running: starts them again when they end, and repairs what dead runs left.
+"""Keeps the services of one machine running: starts them again when they end, and has put right what dead runs left.
 
 `python -m pipelines.services_keeper ROOT` does it until SIGTERM or Ctrl-C; `rloo services up` writes what it reads,
 `services/spec.json`. Standard library only: it watches for weeks and should weigh little.
@@ -13,17 +13,20 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipelines import flow_records
 from pipelines.digests import write_atomically
+from pipelines.evidence import undelivered
+from pipelines.flow_records import left_behind
 from pipelines.service_addresses import FOLDER
+from pipelines.services_chores import Chore
 
 SPEC = "spec.json"
 TICK_SECONDS = 0.5
-REPAIR_SECONDS = 5.0  # between two looks for dead flow runs
+LOOK_SECONDS = 5.0  # between two looks for what dead runs left
 POOL_SECONDS = 35.0  # after the start of a worker: what an earlier one had claimed by then and has no process is dead
 LONGEST_PAUSE = 30.0  # between two starts of a service that keeps ending
 WORKER_GRACE = 40.0  # seconds for flow runs to write what they must
@@ -107,14 +110,14 @@ class Keeper:
         }
         self.services["worker"].grace = WORKER_GRACE
         self.deploy: list[str] = spec["deploy"]
-        self.repair: list[str] = spec["repair"]
+        own = self.services["worker"].environment
+        self.repair = Chore([*spec["repair"], str(root)], partial(left_behind, root), own, root)
+        self.deliver = Chore(spec["deliver"], partial(undelivered, root), own, root)
         self.pool: str = spec["pool"]
         self.state: dict[str, Any] = spec["state"]
         self.ready = False
         self.stopping = False
-        self._repairing: subprocess.Popen[bytes] | None = None
         self._looked = 0.0
-        self._tried: list[Path] = []
         self._pool_due = 0.0
 
     def run(self) -> None:
@@ -131,6 +134,8 @@ class Keeper:
         finally:
             for name in ("worker", "mlflow", "prefect"):
                 self.services[name].stop()
+            self.repair.stop()
+            self.deliver.stop()
             (self.root / FOLDER / "state.json").unlink(missing_ok=True)
 
     def _write_state(self, ready: bool) -> None:
@@ -150,9 +155,9 @@ class Keeper:
             self.services["worker"].start()
             self._write_state(True)
             self._pool_due = time.monotonic() + POOL_SECONDS
-        if self.ready and time.monotonic() - self._looked > REPAIR_SECONDS:
+        if self.ready and time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
-            self._repair()
+            self._look_after_the_dead()
 
     def _again(self, service: Service) -> None:
         """Start a service that has ended, after a pause that grows while it keeps ending."""
@@ -176,20 +181,16 @@ class Keeper:
             time.sleep(5.0)
         return done.returncode == 0
 
-    def _repair(self) -> None:
-        """Have dead flow runs marked, in a process of its own: only that needs Prefect's client."""
-        if self._repairing is not None and self._repairing.poll() is None:
-            return
-        left = flow_records.left_behind(self.root)
-        pool_due = 0.0 < self._pool_due < time.monotonic()
-        if (left and left != self._tried) or pool_due:
-            self._tried = left
-            self._pool_due = 0.0 if pool_due else self._pool_due
-            command = [*self.repair, str(self.root), *([self.pool] if pool_due else [])]
-            environment = {**os.environ, **self.services["worker"].environment}
-            self._repairing = subprocess.Popen(command, env=environment, cwd=self.root, stdin=subprocess.DEVNULL)
-        elif not left:
-            self._tried = []
+    def _look_after_the_dead(self) -> None:
+        """Have dead flow runs marked in Prefect, and MLflow get what they could not send any more.
+
+        Each in a process of its own: only that needs Prefect's client, or MLflow's.
+        """
+        pool_due = 0.0 < self._pool_due < time.monotonic() and not self.repair.busy
+        self.repair.look(*([self.pool] if pool_due else []))
+        self._pool_due = 0.0 if pool_due else self._pool_due
+        if count := self.deliver.look():
+            say(f"MLflow is sent what {count} {'run' if count == 1 else 'runs'} of dead processes left")
 
 
 def say(text: str) -> None:

@@ -111,6 +111,9 @@ class RunCopy:
                 self._say("is not in MLflow (any more), and is logged again from the store")
             self._create()
         self.opened = True
+        if self.adopted and self.evidence.is_taken_over():  # meanwhile: what it writes is not written over
+            self.done = True
+            return
         self.evidence.save()
 
     def _update(self) -> bool:

@@ -293,6 +293,33 @@ def test_a_dead_process_leaves_finished_what_it_published_and_killed_what_it_did
 
 
 def test_a_run_deleted_while_it_runs_is_restored_and_said(tracker: Tracker, told: list[str]) -> None:
+def test_a_run_that_another_process_goes_on_with_is_its_own_again(
+    settings: ExperimentSettings, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage is retried in the moment in which what its killed attempt left is being sent."""
+    stage = start(tracker, "sft")
+    until(lambda: bool(stage.run_id))
+    die(tracker, monkeypatch)
+    late = mirror.Mirror(tracker.connection, tracker.store, quiet)
+    late.adopt()
+    copy = next(each for each in late._copies if each.evidence.state.stage)
+    retried = copy.evidence.load(tracker.store.root, copy.evidence.directory)
+    assert retried is not None
+    living = {
+        **processes.identity(),
+        "process.pid": str(os.getppid()),
+        "process.start": processes.start_time(os.getppid()),
+    }
+    with monkeypatch.context() as other:
+        other.setattr("pipelines.evidence.identity", lambda: living)
+        retried.take_up("parent")
+        retried.begin()
+    written = {file: file.read_bytes() for file in (retried.directory / "run.json", retried._pending)}
+    assert copy.update()
+    copy.evidence.delivered()
+    assert {file: file.read_bytes() for file in written} == written
+
+
     stage = start(tracker, "sft")
     stage.metrics(1, {"loss": 1.0})
     until(lambda: bool(stage.run_id) and bool(history(tracker, stage.run_id, "loss")))
