@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,8 +94,19 @@ def test_a_stage_is_linked_to_the_tables_it_reads(stage: str, names: list[str], 
     assert len(inputs[0].dataset.digest) == 32
 
 
-def test_a_model_loads_with_transformers_and_with_mlflow(tracker: Tracker, tmp_path: Path) -> None:
+def load_with_mlflow(tracker: Tracker, uri: str) -> Any:
+    """What `mlflow.transformers.load_model` makes of a model, as a person's own script calls it."""
     import mlflow
+
+    mlflow.set_tracking_uri(tracker.connection.uri)
+    try:
+        return mlflow.transformers.load_model(uri)
+    finally:
+        mlflow.set_tracking_uri(None)
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+def test_a_model_loads_with_transformers_and_with_mlflow(tracker: Tracker, tmp_path: Path) -> None:
     import transformers
 
     write_model(tmp_path / "files" / "model")
@@ -108,18 +120,35 @@ def test_a_model_loads_with_transformers_and_with_mlflow(tracker: Tracker, tmp_p
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     ids = tokenizer("once upon a time", return_tensors="pt").input_ids
     assert ids.tolist() == [[2, 3, 4, 5]]
-    mlflow.set_tracking_uri(tracker.connection.uri)
-    try:
-        pipeline = mlflow.transformers.load_model("models:/trial-sft/1")
-    finally:
-        mlflow.set_tracking_uri(None)
-        os.environ.pop("MLFLOW_TRACKING_URI", None)
+    pipeline = load_with_mlflow(tracker, "models:/trial-sft/1")
     assert pipeline.tokenizer("once upon a time").input_ids == ids[0].tolist()
     assert pipeline.model(ids).logits.equal(plain(ids).logits)
     version = api.get_model_version("trial-sft", "1")
     assert version.tags["from.data"] == "d" * 32
     assert version.run_id == stage.run_id
     assert model == ModelReference(model.model_id, "trial-sft", "1")
+
+
+def test_files_and_models_lie_below_the_directory_that_artifacts_names(empty_mlflow: Path, tmp_path: Path) -> None:
+    share = tmp_path / "share" / "mlflow"
+    where = [f"paths.root={empty_mlflow}", f"tracking.artifacts={share}", "tracking.experiment=trial"]
+    tracker = Tracker.open(load_settings(["experiment=tiny", *where]), no_warning, no_warning)
+    begin(tracker)
+    write_model(tmp_path / "files" / "model")
+    stage = finish_model(tracker, "sft", tmp_path / "files", "trial-sft")
+    settle(tracker)
+    tracker.mirror.stop(0.0)
+    api = client(tracker)
+    model = model_of(api, stage.run_id)
+    assert model is not None
+    places = [api.get_run(stage.run_id).info.artifact_uri, api.get_logged_model(model.model_id).artifact_location]
+    folders = [Path(place.removeprefix("file://")) for place in places]
+    assert all(folder.is_relative_to(share) for folder in folders)
+    assert (folders[0] / "settings.json").is_file()
+    assert len(list(folders[1].rglob("model.safetensors"))) == 1
+    pipeline = load_with_mlflow(tracker, "models:/trial-sft/1")
+    assert pipeline.tokenizer("once upon").input_ids == [2, 3]
+    assert not (empty_mlflow / "artifacts").exists()
 
 
 def test_a_policy_names_the_versions_it_was_made_from(tracker: Tracker, tmp_path: Path) -> None:
