@@ -51,6 +51,8 @@ def remove(removal: Removal, store: Store) -> bool:
     """Remove it, unless its lock is held. Returns whether it is gone."""
     with _Locked(store, removal.stage, removal.fingerprint) as free:
         if free:
+            if removal.path == store.path(removal.stage, removal.fingerprint):
+                store.note_pruned(removal.stage, removal.fingerprint)
             shutil.rmtree(removal.path, ignore_errors=True)
     return not removal.path.exists()
 

@@ -3,6 +3,7 @@
     store/<stage>/<fingerprint>/   outputs and manifest.json; appears by one rename
     work/<stage>/<fingerprint>/    a stage that has not finished, with its checkpoints
     locks/<stage>-<fingerprint>    held while a stage is computed, so that two runs compute it once
+    pruned/<stage>-<fingerprint>   when `rloo prune` removed an output
 
 What is missing or damaged is noticed and reported, never trusted.
 """
@@ -103,11 +104,12 @@ class Store:
             verify: Read and hash every file; otherwise only files whose time of change differs from the manifest's.
 
         Returns:
-            (manifest, ""), or (None, reason): "" if there never was one, "output missing: ...", "output damaged: ...".
+            (manifest, ""), or (None, reason): "" if nobody knows of one, "output pruned on ...", "output missing: ...",
+            "output damaged: ...".
         """
         place = self.path(stage, fingerprint)
         if not place.is_dir():
-            return None, ""
+            return None, self._pruned(stage, fingerprint)
         try:
             manifest = Manifest.from_json((place / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -176,7 +178,7 @@ class Store:
         if earlier is not None and earlier.digest == manifest.digest:
             return _renewed(work, self.path(stage, fingerprint), manifest)
         write_atomically(work / MANIFEST, manifest.to_json())
-        _put_in_place(work, self.path(stage, fingerprint))
+        self._put_in_place(work, stage, fingerprint)
         return manifest
 
     def take_over(
@@ -198,7 +200,7 @@ class Store:
         manifest = replace(earlier, fingerprint=fingerprint, parts=dict(parts), accepted=note)
         (work / MANIFEST).unlink()
         write_atomically(work / MANIFEST, manifest.to_json())
-        _put_in_place(work, self.path(stage, fingerprint))
+        self._put_in_place(work, stage, fingerprint)
         return manifest
 
     def set_run(self, manifest: Manifest, run_id: str) -> Manifest:
@@ -206,6 +208,10 @@ class Store:
         changed = replace(manifest, run_id=run_id)
         write_atomically(self.path(manifest.stage, manifest.fingerprint) / MANIFEST, changed.to_json())
         return changed
+
+    def note_pruned(self, stage: str, fingerprint: str) -> None:
+        """Note that an output is being removed, so that plans can say why it is not there."""
+        write_atomically(self._note_of(stage, fingerprint), datetime.now(UTC).isoformat(timespec="milliseconds"))
 
     def discard_work(self, stage: str, fingerprint: str) -> None:
         """Remove what a killed run left, so that the stage starts anew (a forced run does)."""
@@ -233,6 +239,26 @@ class Store:
             yield
         finally:
             os.close(handle)
+
+    def _put_in_place(self, work: Path, stage: str, fingerprint: str) -> None:
+        place = self.path(stage, fingerprint)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        old = work.with_name(f"{work.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if place.exists():
+            place.rename(old)
+        work.rename(place)
+        fsync(place.parent)
+        shutil.rmtree(old, ignore_errors=True)
+        self._note_of(stage, fingerprint).unlink(missing_ok=True)
+
+    def _note_of(self, stage: str, fingerprint: str) -> Path:
+        return self.root / "pruned" / f"{stage}-{fingerprint}"
+
+    def _pruned(self, stage: str, fingerprint: str) -> str:
+        with suppress(OSError):
+            return f"output pruned on {self._note_of(stage, fingerprint).read_text(encoding='utf-8')[:10]}"
+        return ""
 
     def _problem(self, path: Path, name: str, expected: StoredFile, verify: bool) -> str:
         try:
@@ -268,17 +294,6 @@ def _link_or_copy(source: str, target: str) -> None:
             Path(target).hardlink_to(source)
             return
     shutil.copy2(source, target)
-
-
-def _put_in_place(work: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    old = work.with_name(f"{work.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
-    work.rename(place)
-    fsync(place.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def output_digest(files: Mapping[str, StoredFile]) -> str:

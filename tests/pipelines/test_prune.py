@@ -1,8 +1,9 @@
 """Pruning: what nothing refers to goes, what a registered model needs never does."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
-from pipelines.plan import Selection
+from pipelines.plan import Selection, make_plan
 from pipelines.prune import removals, remove
 from pipelines.store import Store
 from pipelines.tracking.models import registered_outputs
@@ -32,6 +33,8 @@ def test_outputs_of_old_runs_go_and_what_newer_ones_were_made_from_stays(
     assert sorted(removal.stage for removal in going) == ["evaluation"] * 2 + ["policy"] * 2
     assert all(remove(removal, store) for removal in going)
     assert {name: len(list((store.root / "store" / name).iterdir())) for name in STAGES} == dict.fromkeys(STAGES, 1)
+    again = {each.name: each.reason for each in make_plan(with_kl(unregistered(settings), 0.1), store)}
+    assert again["policy"] == f"output pruned on {datetime.now(UTC):%Y-%m-%d}"
     fake_stages.calls.clear()
     assert run(with_kl(unregistered(settings), 0.3))[0] == 0
     assert fake_stages.calls == []  # the newest is whole

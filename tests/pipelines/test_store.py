@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_a_missing_file_is_named(store):
     finish(store)
     (store.path("sft", FINGERPRINT) / "model/weights").unlink()
     assert store.find("sft", FINGERPRINT) == (None, "output missing: model/weights")
+
+
+def test_a_pruned_output_is_known_as_such_until_it_is_made_again(store):
+    finish(store)
+    store.note_pruned("sft", FINGERPRINT)
+    assert store.find("sft", FINGERPRINT)[1] == ""  # not yet
+    shutil.rmtree(store.path("sft", FINGERPRINT))
+    assert store.find("sft", FINGERPRINT) == (None, f"output pruned on {datetime.now(UTC):%Y-%m-%d}")
+    assert store.find("sft", "0" * 32) == (None, "")
+    finish(store)
+    shutil.rmtree(store.path("sft", FINGERPRINT))  # by hand
+    assert store.find("sft", FINGERPRINT) == (None, "")
 
 
 def test_a_short_file_is_named(store):
