@@ -39,6 +39,11 @@ def flatten(settings: Mapping[str, object]) -> dict[str, str]:
     return {names.safe(key): _cut(value) for key, value in _leaves(settings, "")}
 
 
+def cut_values(settings: Mapping[str, object]) -> dict[str, int]:
+    """The settings of which `flatten` shows only the beginning, and how many characters each has."""
+    return {key: len(value) for key, value in _leaves(settings, "") if len(value) > PARAM_LIMIT}
+
+
 def _leaves(node: Mapping[str, object], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in node.items():
         if isinstance(value, Mapping) and value:

@@ -25,6 +25,7 @@ from pipelines.processes import is_dead
 from pipelines.store import LOGS, Manifest, Store
 from pipelines.tracking.connection import Connection, first_line
 from pipelines.tracking.mirror import Mirror
+from pipelines.tracking.names import cut_values
 from pipelines.tracking.stage_run import StageRun
 from rloo_core.settings import ExperimentSettings
 
@@ -108,7 +109,13 @@ class Tracker:
         state.candidate = self.settings.tracking.champion and not any(wanted.values())  # a full run
         tags = {"overrides": " ".join(typed.get("overrides", ())) or "(none)", "seed": str(self.settings.seed)}
         state.tags |= {**tags, "record": self.record, **_git_sha(), **(place.tags if place else {})}
-        self.evidence.write(SETTINGS, json.dumps(self.settings.model_dump(mode="json"), indent=1))
+        values = self.settings.model_dump(mode="json")
+        for name, length in cut_values(values).items():
+            self.connection.warn(
+                f"{name} has {length} characters; MLflow's parameters show its beginning, "
+                f"the run's config.yaml all of it"
+            )
+        self.evidence.write(SETTINGS, json.dumps(values, indent=1))
         self.evidence.write("files/config.yaml", config)
         self.evidence.write("files/plan.json", json.dumps(list(plan), indent=2))
         self.evidence.write("files/plan.md", _markdown(plan))

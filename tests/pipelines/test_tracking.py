@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
+from omegaconf import OmegaConf
 
 from pipelines import processes
-from pipelines.config import load_settings
+from pipelines.config import load_settings, to_yaml
 from pipelines.tracking import Tracker, TrackingError, mirror
 from pipelines.tracking.connection import open_client
 from pipelines.tracking.journal import Journal, Line, read_journal
 from pipelines.tracking.names import Names, flatten, safe_key
-from rloo_core.settings import ExperimentSettings
+from rloo_core.settings import ExperimentSettings, RewardSettings, RewardTerm
 from tests.pipelines.trackers import begin, by_stage, client, history, no_warning, publish, quiet, settle, start, until
 
 F = "f" * 32
@@ -292,7 +293,6 @@ def test_a_dead_process_leaves_finished_what_it_published_and_killed_what_it_did
     assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
 
 
-def test_a_run_deleted_while_it_runs_is_restored_and_said(tracker: Tracker, told: list[str]) -> None:
 def test_a_run_that_another_process_goes_on_with_is_its_own_again(
     settings: ExperimentSettings, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +320,7 @@ def test_a_run_that_another_process_goes_on_with_is_its_own_again(
     assert {file: file.read_bytes() for file in written} == written
 
 
+def test_a_run_deleted_while_it_runs_is_restored_and_said(tracker: Tracker, told: list[str]) -> None:
     stage = start(tracker, "sft")
     stage.metrics(1, {"loss": 1.0})
     until(lambda: bool(stage.run_id) and bool(history(tracker, stage.run_id, "loss")))
@@ -489,6 +490,39 @@ def test_a_foreign_active_run_is_left_alone(tracker: Tracker, monkeypatch: pytes
     settle(tracker)
     assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
     assert os.environ["MLFLOW_RUN_ID"] == "0" * 32
+
+
+def test_a_long_setting_is_whole_in_the_files_and_cut_in_the_parameters_which_is_said(
+    settings: ExperimentSettings, told: list[str]
+) -> None:
+    """A reward function that asks a model with a long prompt."""
+    prompt = "Which of the two keeps what matters?\n" * 190
+    term = RewardTerm(function="mine:judged", arguments={"prompt": prompt})
+    settings = settings.model_copy(update={"reward": RewardSettings(terms=(term,))})
+    tracker = Tracker.open(settings, told.append, no_warning)
+    tracker.start(to_yaml(settings), {"overrides": []}, [])
+    values = settings.reward.model_dump(mode="json")
+    stage = tracker.start_stage("policy", F, {"reward": values}, tracker.store.work("policy", F), {})
+    publish(tracker, stage)
+    settle(tracker)
+    tracker.mirror.stop(0.0)
+    length = len(json.dumps(values["terms"]))
+    assert len(prompt) > 7000
+    assert told == [
+        f"reward.terms has {length} characters; MLflow's parameters show its beginning, the run's config.yaml all of it"
+    ]
+    shown = client(tracker).get_run(stage.run_id).data.params["reward.terms"]
+    note = f"… ({length} characters, see settings.json)"
+    assert shown == json.dumps(values["terms"])[: 500 - len(note)] + note
+    assert json.loads(kept(tracker, stage.run_id, "settings.json")) == {"reward": values}
+    config = OmegaConf.create(kept(tracker, tracker.run_id, "config.yaml"))
+    assert config.reward.terms[0].arguments.prompt == prompt
+
+
+def kept(tracker: Tracker, run_id: str, name: str) -> str:
+    """The text of an artifact in MLflow."""
+    folder = client(tracker).get_run(run_id).info.artifact_uri.removeprefix("file://")
+    return (Path(folder) / name).read_text()
 
 
 def test_names_that_mlflow_refuses_are_changed_and_stay_apart() -> None:
