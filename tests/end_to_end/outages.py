@@ -19,6 +19,8 @@ from tests.end_to_end.services import answers, free_port, until
 
 SECONDS = float(os.environ.get("RLOO_OUTAGE_SECONDS", "3"))
 EPOCHS = f"sft.epochs={10 + SECONDS}"  # longer than the outage
+STAGES = ("data", "sft", "reward_model")
+EXPERIMENT = "tracking.experiment=outage"
 TYPED = ["--until", "reward_model", "experiment=tiny", EPOCHS, "reward_model.epochs=40"]
 
 
@@ -151,3 +153,26 @@ def ended(root: Path, stage: str) -> bool:
 def said(log: Path, words: str) -> int:
     """How often a run has said something."""
     return log.read_text().count(words)
+
+
+def everything_is_in_mlflow(root: Path, uri: str) -> None:
+    """One run a stage and their parent, all ended; every step of every metric once; links, models, files."""
+    from mlflow import MlflowClient
+
+    api = MlflowClient(uri, uri)
+    experiment = api.get_experiment_by_name("outage")
+    runs = {run.data.tags.get("stage"): run for run in api.search_runs([experiment.experiment_id])}
+    assert len(api.search_runs([experiment.experiment_id])) == len(runs) == 1 + len(STAGES)
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert {runs[stage].data.tags["mlflow.parentRunId"] for stage in STAGES} == {runs[None].info.run_id}
+    for stage in STAGES[1:]:
+        recorded = steps(root / "store" / stage)
+        for name in {name for row in recorded for name in row if name != "step"}:
+            found = [(point.step, point.value) for point in api.get_metric_history(runs[stage].info.run_id, name)]
+            assert sorted(found) == [(row["step"], row[name]) for row in recorded if name in row], (stage, name)
+        assert runs[stage].inputs.dataset_inputs
+        files = {file.path for file in api.list_artifacts(runs[stage].info.run_id)}
+        assert "settings.json" in files
+        (version,) = api.search_model_versions(f"name = 'outage-{stage.replace('_', '-')}'")
+        assert version.run_id == runs[stage].info.run_id
+    assert list((root / "tracking").iterdir()) == []

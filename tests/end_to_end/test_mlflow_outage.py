@@ -6,16 +6,26 @@ A run that has ended waits 240 s for MLflow: the second outage and the start of 
 import time
 from pathlib import Path
 
-from tests.end_to_end.outages import SECONDS, ended, freeze, mlflow_server, rloo_run, running, said, steps
+from tests.end_to_end.outages import (
+    EXPERIMENT,
+    SECONDS,
+    ended,
+    everything_is_in_mlflow,
+    freeze,
+    mlflow_server,
+    rloo_run,
+    running,
+    said,
+    steps,
+)
 from tests.end_to_end.services import until
 
-STAGES = ("data", "sft", "reward_model")
 AWAY, BACK = "MLflow does not answer", "MLflow answers again"
 
 
 def test_nothing_is_missing_after_an_outage_in_mid_training_and_one_at_a_stage_s_end(tmp_path: Path) -> None:
     root = tmp_path / "runs"
-    where = (f"paths.root={root}", "tracking.experiment=outage")
+    where = (f"paths.root={root}", EXPERIMENT)
     with (
         running(mlflow_server(tmp_path / "server")) as mlflow,
         rloo_run(tmp_path, "--no-prefect", f"tracking.uri={mlflow.uri}", *where) as (run, log),
@@ -37,27 +47,4 @@ def test_nothing_is_missing_after_an_outage_in_mid_training_and_one_at_a_stage_s
         assert said(log, BACK) > noticed
         assert not said(log, "Traceback")
         assert not said(log, "View run")
-        everything_is_there(root, mlflow.uri)
-
-
-def everything_is_there(root: Path, uri: str) -> None:
-    """Every step of every metric once, ends, links, models, files; nothing is left to send."""
-    from mlflow import MlflowClient
-
-    api = MlflowClient(uri, uri)
-    experiment = api.get_experiment_by_name("outage")
-    runs = {run.data.tags.get("stage"): run for run in api.search_runs([experiment.experiment_id])}
-    assert len(api.search_runs([experiment.experiment_id])) == len(runs) == 1 + len(STAGES)
-    assert {run.info.status for run in runs.values()} == {"FINISHED"}
-    assert {runs[stage].data.tags["mlflow.parentRunId"] for stage in STAGES} == {runs[None].info.run_id}
-    for stage in STAGES[1:]:
-        recorded = steps(root / "store" / stage)
-        for name in {name for row in recorded for name in row if name != "step"}:
-            found = [(point.step, point.value) for point in api.get_metric_history(runs[stage].info.run_id, name)]
-            assert sorted(found) == [(row["step"], row[name]) for row in recorded if name in row], (stage, name)
-        assert runs[stage].inputs.dataset_inputs
-        files = {file.path for file in api.list_artifacts(runs[stage].info.run_id)}
-        assert "settings.json" in files
-        (version,) = api.search_model_versions(f"name = 'outage-{stage.replace('_', '-')}'")
-        assert version.run_id == runs[stage].info.run_id
-    assert list((root / "tracking").iterdir()) == []
+        everything_is_in_mlflow(root, mlflow.uri)
