@@ -6,17 +6,14 @@ Tasks are called, not submitted: they cost nothing, and SIGTERM reaches only the
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from prefect import Flow, flow, runtime, task
+from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.context import FlowRunContext, TaskRunContext
-from prefect.logging.handlers import APILogHandler
+from prefect.client.schemas.objects import State
+from prefect.context import TaskRunContext
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -25,33 +22,27 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
-from pipelines import deployed, flow_artifacts, flow_records, flow_repair
+from pipelines import deployed, flow_artifacts, flow_ends, flow_records
+from pipelines.flow_ends import message_of
 from pipelines.flow_parameters import Experiment, Override, StageName, as_parameters, flow_run_name
 from pipelines.flow_records import FlowRecord, TaskRecord
 from pipelines.job import Job
 from pipelines.outcome import Outcome
-from pipelines.preflight import server_trouble
+from pipelines.prefect_server import Server
 
 LOG = logging.getLogger("rloo")
 RETRIES = 2
 RETRY_SECONDS = (10.0, 60.0)
 NETWORK = ("requests", "urllib3", "httpx", "huggingface_hub", "botocore")
 _started: ContextVar[Job | None] = ContextVar("job that `rloo run` prepared", default=None)
-_held: dict[str, FlowRecord] = {}
-
-
-def _forget(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """The server has recorded the end of the flow run, and before it that of every task."""
-    with suppress(KeyError):
-        _held.pop(str(flow_run.id)).forget()
 
 
 @flow(
     name="rloo",
     flow_run_name=lambda: flow_run_name(runtime.flow_run.parameters),
     persist_result=False,
-    on_completion=[_forget],
-    on_failure=[_forget],
+    on_completion=[flow_ends.forget],
+    on_failure=[flow_ends.forget],
 )
 def rloo(
     experiment: Experiment = "default",
@@ -82,31 +73,20 @@ def rloo(
         plan = deployed.dry_plan(parameters)
         flow_artifacts.publish_plan(experiment, plan)
         return Completed(name="Planned", message="Nothing was run; the artifact `plan` says what would be.")
-    deployed.run_deployed(parameters, flow_run_id() or "", conduct)
+    deployed.run_deployed(parameters, flow_ends.flow_run_id() or "", conduct)
     return None
 
 
-def run_as_flow(job: Job, api_url: str, server_ended: Callable[[], bool]) -> None:
-    """Run a prepared job as a flow run.
-
-    Args:
-        job: What to do.
-        api_url: The Prefect server.
-        server_ended: Whether that server is known to be gone for good, so that waiting for it is in vain.
-    """
-    with temporary_settings({PREFECT_API_URL: api_url, **_without_heartbeat()}):
-        root = Path(job.settings.paths.root)
-        flow_repair.reconcile(root, job.executor.console.line)
+def run_as_flow(job: Job, server: Server) -> None:
+    """Run a prepared job as a flow run of a Prefect server."""
+    root, say = Path(job.settings.paths.root), job.executor.console.line
+    here = temporary_settings({PREFECT_API_URL: server.wait(), **_without_heartbeat()})
+    with here, flow_ends.looked_after(root, server, say):
         token = _started.set(job)
-        flow_repair.server_ended = server_ended
         try:
             rloo(**as_parameters(job.overrides, job.selection))  # type: ignore[call-overload]
         finally:
             _started.reset(token)
-            if not server_ended() and server_trouble(api_url) is None:
-                APILogHandler().flush()  # while the server is still there
-            while _held:
-                _held.popitem()[1].release()
 
 
 def conduct(job: Job) -> None:
@@ -115,20 +95,16 @@ def conduct(job: Job) -> None:
     Raises:
         StageFailed: From the first stage that fails.
     """
-    run_id = flow_run_id() or ""
-    record = flow_records.hold(Path(job.settings.paths.root), run_id, PREFECT_API_URL.value() or "")
-    _held[run_id] = record
-    job.executor.tracker.tag("prefect.run", run_id)
+    record = flow_ends.held_record(Path(job.settings.paths.root), job.executor.console.warning)
+    job.executor.tracker.tag("prefect.run", record.flow_run)
     flow_artifacts.publish_plan(job.settings.name, job.plan)
     try:
         job.run(partial(as_task, record))
         flow_artifacts.publish_report(job)
     except Exception as error:
-        record.ended(flow_records.State("FAILED", "Failed", _message(error)))
-        flow_repair.settle(record, job.executor.console.warning)
+        flow_ends.ended(flow_records.State("FAILED", "Failed", message_of(error)))
         raise
-    record.ended(flow_records.State("COMPLETED", "Completed"))
-    flow_repair.settle(record, job.executor.console.warning)
+    flow_ends.ended(flow_records.State("COMPLETED", "Completed"))
 
 
 def as_task(record: FlowRecord, stage: str, step: Callable[[], Outcome]) -> Outcome:
@@ -156,7 +132,7 @@ def as_task(record: FlowRecord, stage: str, step: Callable[[], Outcome]) -> Outc
             outcomes.append(step())
         except BaseException as error:
             kind = "FAILED" if isinstance(error, Exception) else "CRASHED"
-            note(kind, kind.title(), _message(error))
+            note(kind, kind.title(), message_of(error))
             raise
         name = "Reused" if outcomes[0].reused else "Completed"
         note("COMPLETED", name)
@@ -173,17 +149,6 @@ def as_task(record: FlowRecord, stage: str, step: Callable[[], Outcome]) -> Outc
         state.result()  # raises what the stage raised
         raise RuntimeError(f"Prefect ended the task {stage} as {state.name} without running it.")
     return outcomes[0]
-
-
-def flow_run_id() -> str | None:
-    """The id of the running flow run, if there is one."""
-    context = FlowRunContext.get()
-    return str(context.flow_run.id) if context is not None and context.flow_run is not None else None
-
-
-def _message(error: BaseException) -> str:
-    """What went wrong, in the words of the error that a stage raised."""
-    return str(error.__cause__ or error) or type(error).__name__
 
 
 def _is_outside(_: object, __: object, state: State) -> bool:

@@ -87,8 +87,9 @@ def reconcile_pool(pool: str, say: Callable[[str], None]) -> None:
             since = run.state.timestamp if run.state else None
             old = since is not None and datetime.now(UTC) - since > timedelta(seconds=START_SECONDS)
             if old and not _has_process(run.id):
-                _set_flow_state(client, run.id, run.state_type, NO_PROCESS)
-                say(f"flow run {run.name}: {NO_PROCESS.name}")
+                told = _set_flow_state(client, run.id, run.state_type, NO_PROCESS)
+                if told is not None:
+                    say(f"flow run {run.name}: {told.name}")
 
 
 def _answers(warn: Callable[[str], None]) -> bool:
@@ -117,20 +118,22 @@ def _repair(client: SyncPrefectClient, record: FlowRecord, say: Callable[[str], 
         lost = TaskRecord(task.stage, task.key, task.dynamic_key, KILLED) if task.state.type == "RUNNING" else task
         if not _knows(client, task_run, lost):
             _tell(client, record, task_run, lost)
-    if _set_flow_state(client, run.id, run.state_type, record.end or KILLED):
-        say(f"flow run {run.name} of an earlier start: {(record.end or KILLED).name}")
+    told = _set_flow_state(client, run.id, run.state_type, record.end or KILLED)
+    if told is not None:
+        say(f"flow run {run.name} of an earlier start: {told.name}")
     record.forget()
 
 
-def _set_flow_state(client: SyncPrefectClient, run: UUID, known: StateType | None, true: State) -> bool:
-    """Tell the server how a flow run ended, unless it knows, or has begun another attempt."""
+def _set_flow_state(client: SyncPrefectClient, run: UUID, known: StateType | None, true: State) -> State | None:
+    """Tell the server how a flow run ended, unless it knows, or has begun another attempt; returns what it was told."""
     if known == StateType.CANCELLING:
         true = State("CANCELLED", "Cancelled", "Its process is gone.")
     open_ = known in (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
     mistaken = known == StateType.CRASHED and true.type == "COMPLETED"  # the server was away when it was to be told
-    if open_ or mistaken:
-        client.set_flow_run_state(run, _state(true), force=True)
-    return open_ or mistaken
+    if not (open_ or mistaken):
+        return None
+    client.set_flow_run_state(run, _state(true), force=True)
+    return true
 
 
 def _knows(client: SyncPrefectClient, run: str, task: TaskRecord) -> bool:

@@ -158,7 +158,7 @@ def _as_flow(job: Job, server: Server) -> None:
     from pipelines import flow
 
     try:
-        flow.run_as_flow(job, server.wait(), server.ended)
+        flow.run_as_flow(job, server)
     except Exception as error:
         if not job.done:
             raise

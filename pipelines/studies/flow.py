@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow, runtime
@@ -13,14 +14,16 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.exceptions import FailedRun
-from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner
 
-from pipelines.flow import flow_run_id
+from pipelines import flow_ends
 from pipelines.flow_artifacts import cell, escaped, run_of_the_whole
+from pipelines.flow_ends import Say, flow_run_id
 from pipelines.flow_parameters import Override, offered
+from pipelines.flow_records import State
+from pipelines.prefect_server import Server
 from pipelines.studies import tasks
 from pipelines.studies.conduct import Conduct
 from pipelines.studies.loading import ALL, profile_names, study_names
@@ -32,7 +35,13 @@ StudyName = Annotated[str, offered(lambda: [*study_names(), ALL])]
 ProfileName = Annotated[str, offered(profile_names)]
 
 
-@flow(name="rloo-study", flow_run_name="{study}, {profile}", persist_result=False)
+@flow(
+    name="rloo-study",
+    flow_run_name="{study}, {profile}",
+    persist_result=False,
+    on_completion=[flow_ends.forget],
+    on_failure=[flow_ends.forget],
+)
 def rloo_study(
     study: StudyName = "kl",
     profile: ProfileName = "quick",
@@ -47,34 +56,42 @@ def rloo_study(
         overrides: Settings of every point: algorithm.steps=20
         seeds: Number of seeds; the profile's, if none.
     """
-    run = tasks.prepared.get()
-    if run is not None:
-        return _ended(run())
+    try:
+        failed = (tasks.prepared.get() or _deployed)()
+    except Exception as error:
+        flow_ends.ended(State("FAILED", "Failed", flow_ends.message_of(error)))
+        raise
+    if failed:
+        flow_ends.ended(State("FAILED", "Failed", failed))
+        return Failed(message=failed)  # no exception, which Prefect would keep as a pickle
+    flow_ends.ended(State("COMPLETED", "Completed"))
+    return Completed()
+
+
+def _deployed() -> str:
     from pipelines.studies.deployed import run_deployed_study  # here: it imports this module
 
-    return _ended(run_deployed_study(dict(runtime.flow_run.parameters)))
+    return run_deployed_study(dict(runtime.flow_run.parameters))
 
 
-def _ended(failed: str) -> object:
-    """The flow run's state: Failed, with the points that did; no exception, which Prefect would keep as a pickle."""
-    return Failed(message=failed) if failed else Completed()
-
-
-def run_as_flow(run: Callable[[], str], parameters: Mapping[str, Any], runner: TaskRunner[Any], api_url: str) -> None:
+def run_as_flow(
+    run: Callable[[], str], parameters: Mapping[str, Any], runner: TaskRunner[Any], root: Path, server: Server, say: Say
+) -> None:
     """Run a study, prepared by `rloo study`, inside a flow run.
 
     Args:
         run: The study; returns which points failed, in words.
         parameters: As Prefect's pages show them.
         runner: Of the points.
-        api_url: The Prefect server.
+        root: The run root.
+        server: The Prefect server.
+        say: Told which flow runs of dead processes were repaired.
     """
     token = tasks.prepared.set(run)
     try:
-        with temporary_settings({PREFECT_API_URL: api_url}):
-            with suppress(FailedRun):  # points failed, and that has been told
-                rloo_study.with_options(task_runner=runner)(**parameters)
-            APILogHandler().flush()  # while the server is still there
+        here, looked_after = temporary_settings({PREFECT_API_URL: server.wait()}), flow_ends.looked_after
+        with here, looked_after(root, server, say), suppress(FailedRun):  # points failed, and that has been told
+            rloo_study.with_options(task_runner=runner)(**parameters)
     finally:
         tasks.prepared.reset(token)
 

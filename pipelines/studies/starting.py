@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines import environment
 from pipelines.console import Console
 from pipelines.digests import write_atomically
+from pipelines.prefect_server import Server
 from pipelines.preflight import check_root
 from pipelines.process import log_file
 from pipelines.runner import prefect_server, use_running_server
@@ -47,7 +48,7 @@ def run_all(studies: Sequence[Prepared], console: Console, use_prefect: bool, to
         server = stack.enter_context(prefect_server(root)) if use_prefect else None
 
         def compute(each: Prepared) -> "StudyPage":
-            return _as_flow(each, console, server.wait()) if server else _directly(each, console)
+            return _as_flow(each, console, server) if server else _directly(each, console)
 
         pages = one_after_the_other(studies, console, compute, together)
     return 1 if failed_points(pages) else 0
@@ -79,14 +80,16 @@ def one_after_the_other(
 
 def in_flow(prepared: Prepared, console: Console) -> "StudyPage":
     """The study inside the flow run that is running."""
+    from pipelines.flow_ends import held_record
     from pipelines.studies.flow import Shown
     from pipelines.studies.tasks import as_tasks
 
-    many = prepared.workers
+    record = held_record(prepared.options.root, console.warning)
+    make = partial(as_tasks, many=prepared.workers, record=record)
     if prepared.options.runner != LOCAL:
-        return run_study(prepared, console, partial(as_tasks, many=many, pool=None), Shown)
+        return run_study(prepared, console, partial(make, pool=None), Shown)
     with Pool() as pool:
-        return run_study(prepared, console, partial(as_tasks, many=many, pool=pool), Shown)
+        return run_study(prepared, console, partial(make, pool=pool), Shown)
 
 
 def locally(many: int, pool: Pool) -> Make:
@@ -110,7 +113,7 @@ def _directly(prepared: Prepared, console: Console) -> "StudyPage":
         return run_study(prepared, console, locally(prepared.workers, pool))
 
 
-def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
+def _as_flow(prepared: Prepared, console: Console, server: Server) -> "StudyPage":
     """The same inside a flow run, which fails if a point did.
 
     If Prefect fails after the results are there, the study has not failed.
@@ -126,7 +129,7 @@ def _as_flow(prepared: Prepared, console: Console, api_url: str) -> "StudyPage":
 
     try:
         with task_runner(options.runner, prepared.workers, options.address) as runner:
-            flow.run_as_flow(run, parameters_of(prepared), runner, api_url)
+            flow.run_as_flow(run, parameters_of(prepared), runner, options.root, server, console.line)
     except Exception as error:
         if not found:
             raise

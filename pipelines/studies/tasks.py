@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
+from pipelines.flow_records import FlowRecord, State, TaskRecord
 from pipelines.studies.point import Errand, Returned
 from pipelines.studies.pool import Pool
 from pipelines.studies.subprocesses import in_subprocess
@@ -39,13 +40,14 @@ def make_point(name: str, errand: Errand, local: bool) -> object:
     return found if found.computed else Completed(name="Reused", data=found)
 
 
-def as_tasks(errands: Sequence[Errand], many: int, pool: Pool | None) -> Iterator[Returned]:
+def as_tasks(errands: Sequence[Errand], many: int, pool: Pool | None, record: FlowRecord) -> Iterator[Returned]:
     """Errands as tasks of the running flow.
 
     Args:
         errands: What is to be made.
         many: How many at a time.
         pool: Makes them here; None: the cluster's workers do.
+        record: Of the flow run; told what became of each.
     """
     if pool is not None:
         _pools.append(pool)
@@ -54,12 +56,30 @@ def as_tasks(errands: Sequence[Errand], many: int, pool: Pool | None) -> Iterato
         while waiting or running:
             while waiting and len(running) < many:
                 errand = waiting.pop(0)
-                running[make_point.submit(errand.name, errand, pool is not None)] = errand.name
+                future = make_point.submit(errand.name, errand, pool is not None)
+                running[future] = errand.name
+                _note(record, future, errand.name, State("RUNNING", "Running"))
             future = next(as_completed(list(running)))
-            yield _result(future, running.pop(future))
+            name = running.pop(future)
+            found = _result(future, name)
+            _note(record, future, name, _state(found))
+            yield found
     finally:
+        for future, name in running.items():
+            _note(record, future, name, State("CRASHED", "Crashed", "The study was stopped."))
         _pools.clear()
         _returned.clear()
+
+
+def _note(record: FlowRecord, future: PrefectFuture[Any], name: str, state: State) -> None:
+    run = str(future.task_run_id)
+    record.task(run, TaskRecord(name, make_point.task_key, run, state))
+
+
+def _state(found: Returned) -> State:
+    if found.error:
+        return State("FAILED", "Failed", found.error)
+    return State("COMPLETED", "Completed" if found.computed else "Reused")
 
 
 def _result(future: Any, name: str) -> Returned:

@@ -127,6 +127,19 @@ def test_a_study_is_cancelled_with_all_its_points(here: Machine, full: str) -> N
     assert "KILLED" in ended(statuses)
 
 
+def test_a_study_that_is_killed_is_crashed_with_all_its_points(here: Machine, full: str) -> None:
+    changes = ["experiment=tiny", *SMALL, "evaluation.prompts=8", "algorithm.steps=4000"]
+    run = here.start("study-kl", "rloo-study", profile="quick", overrides=changes)
+    until(lambda: "Running" in {state for name, state in here.stages(run).items() if "kl_coef" in name}, "training")
+    for pid in processes(run):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    here.wait_for(run, "CRASHED")
+    until(lambda: "Running" not in here.stages(run).values(), "its points to be marked")
+    assert "Crashed" in here.stages(run).values()
+    until(lambda: not processes(run), "the processes of its points to end", 120)
+
+
 def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full: str) -> None:
     run = here.start("full", experiment="tiny", overrides=[*SMALL, LONG_SFT])
     until(lambda: here.stages(run).get("sft") == "Running", "training")

@@ -95,6 +95,10 @@ def test_points_share_what_does_not_differ(two: Run, alone: dict) -> None:
     assert executed(two.root) == 3 + 4
 
 
+def test_the_prefect_server_knows_the_end_of_flow_and_points(two: Run) -> None:
+    assert list((two.root / "flows").iterdir()) == []
+
+
 def test_tables_verdicts_and_the_page_are_told(two: Run) -> None:
     assert "4 finished, 0 failed" in two.process.stdout
     assert "A weaker KL term lets the policy go further" in two.process.stdout

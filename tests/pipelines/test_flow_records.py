@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,3 +151,42 @@ def test_what_the_server_is_told_about_the_flow(
     repaired(monkeypatch, tmp_path, server)
     assert server.flow_state == told
     assert not record.path.exists()
+
+
+class Pool(Server):
+    """The same with several flow runs that a worker of this machine has claimed: their states, and since when."""
+
+    def __init__(self, claimed: dict[UUID, tuple[str, float]]) -> None:
+        super().__init__("RUNNING", {})
+        self.claimed = claimed
+        self.told: dict[UUID, str] = {}
+
+    def read_flow_runs(self, **_: object) -> list[Any]:
+        from prefect.client.schemas.objects import StateType
+
+        return [
+            SimpleNamespace(
+                id=run,
+                name=kind.lower(),
+                state_type=StateType(kind),
+                state=SimpleNamespace(timestamp=datetime.now(UTC) - timedelta(seconds=ago)),
+            )
+            for run, (kind, ago) in self.claimed.items()
+        ]
+
+    def set_flow_run_state(self, run: UUID, state: Any, force: bool) -> None:
+        self.told[run] = state.name
+
+
+def test_what_a_dead_worker_had_claimed_is_closed_and_what_lives_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines import flow_repair
+
+    living, dead, fresh, cancelling = uuid4(), uuid4(), uuid4(), uuid4()
+    server = Pool({living: ("RUNNING", 3600), dead: ("RUNNING", 3600), fresh: ("PENDING", 5), cancelling: ("CANCELLING", 99)})  # fmt: skip # noqa: E501
+    monkeypatch.setattr(flow_repair, "get_client", lambda sync_client: server)
+    said: list[str] = []
+    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(living)}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment):  # ends with its input
+        flow_repair.reconcile_pool("rloo", said.append)
+    assert server.told == {dead: "Crashed", cancelling: "Cancelled"}
+    assert said == ["flow run running: Crashed", "flow run cancelling: Cancelled"]
