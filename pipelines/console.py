@@ -24,6 +24,7 @@ from pipelines.report import final_table
 
 QUIET_SECONDS = 10.0  # between two lines of a stage where there is no terminal
 LOG = logging.getLogger("rloo")
+LOG.addHandler(logging.NullHandler())  # what is said before a log is open goes to the terminal, once
 
 
 class Console:

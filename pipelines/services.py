@@ -16,7 +16,7 @@ from pipelines.deployed import keep_overrides
 from pipelines.environment import prepare
 from pipelines.preflight import check_root
 from pipelines.service_addresses import FOLDER, HOST, Services, running_services
-from pipelines.services_keeper import SPEC, AlreadyKept, answers, keep
+from pipelines.services_keeper import SPEC, answers
 from pipelines.ui import server_command
 from rloo_core.settings import ExperimentSettings
 
@@ -54,11 +54,7 @@ def up(settings: ExperimentSettings, overrides: Sequence[str], foreground: bool,
     (root / FOLDER / SPEC).write_text(json.dumps(specification(settings, overrides), indent=1), encoding="utf-8")
     if foreground:
         _own_environment(root, os.environ)
-        try:
-            keep(root)
-        except AlreadyKept as error:
-            raise ServicesError(str(error)) from None
-        return
+        os.execv(sys.executable, _keeper_command(root))  # without what this process has loaded
     keeper = _start_keeper(root)
     _tell(_wait_until_up(root, keeper), say)
 
@@ -149,6 +145,8 @@ def specification(settings: ExperimentSettings, overrides: Sequence[str]) -> dic
     worker = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool", own.work_pool]
     worker += ["--name", f"{socket.gethostname()}-{root.name}"]
     pages = {"PREFECT_SERVER_UI_API_URL": f"{prefect}/api", "PREFECT_UI_URL": prefect}  # 4200 is taken for granted
+    own_pages = f"{prefect},http://localhost:{own.prefect_port}"  # any page in a browser, by default
+    pages |= {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_pages}
     services = [
         {
             "name": "prefect",
@@ -218,13 +216,16 @@ def _refuse_taken_ports(settings: ExperimentSettings) -> None:
         raise ConfigError(problems)
 
 
+def _keeper_command(root: Path) -> list[str]:
+    return [sys.executable, "-m", "pipelines.services_keeper", str(root)]
+
+
 def _start_keeper(root: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "pipelines.services_keeper", str(root)]
     environment = dict(os.environ)
     _own_environment(root, environment)
     with _log(root).open("ab") as log:
         return subprocess.Popen(
-            command,
+            _keeper_command(root),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

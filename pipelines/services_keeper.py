@@ -217,4 +217,7 @@ def keep(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]))
+    try:
+        keep(Path(sys.argv[1]))
+    except AlreadyKept as error:
+        sys.exit(f"rloo: {error}")

@@ -66,6 +66,24 @@ def test_wrong_parameters_are_refused_before_anything_starts(here: Machine, wron
     assert refused.value.code in (409, 422)
 
 
+@pytest.mark.parametrize("page", ["http://elsewhere.example", "null"])
+def test_another_page_in_the_browser_gets_no_answer(here: Machine, page: str) -> None:
+    def allowed(origin: str) -> str | None:
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        request = urllib.request.Request(f"{here.prefect}/api/deployments/filter", headers=asked, method="OPTIONS")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return str(answer.headers["access-control-allow-origin"])
+        except urllib.error.HTTPError as refused:
+            return refused.headers["access-control-allow-origin"]
+
+    assert allowed(here.prefect) == here.prefect
+    assert allowed(page) is None
+    foreign = urllib.request.Request(here.mlflow, headers={"Host": "elsewhere.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(foreign, timeout=30)
+
+
 def test_the_run_root_is_the_machine_s_and_a_failed_run_calls_the_webhook(
     here: Machine, calls: tuple[str, list[str]]
 ) -> None:
