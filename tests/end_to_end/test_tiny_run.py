@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -32,7 +33,9 @@ def runs(tiny_run):
     """The MLflow runs of the tiny run, by stage; the parent under ""."""
     api = client(tiny_run)
     experiment = next(e for e in api.search_experiments() if e.name != "Default")
-    return {run.data.tags.get("stage", ""): run for run in api.search_runs([experiment.experiment_id])}
+    found = api.search_runs([experiment.experiment_id])
+    assert len(found) == 1 + len(STAGES)  # in a dictionary, a second run of a stage would be hidden
+    return {run.data.tags.get("stage", ""): run for run in found}
 
 
 def test_it_ends_with_a_table_and_says_what_to_type_next(tiny_run):
@@ -89,9 +92,9 @@ def test_metrics_stand_by_step_under_the_fields_names(tiny_run, runs):
             assert wanted <= found
 
 
-def test_parameters_datasets_figure_table_and_config_are_logged(tiny_run, runs):
+def test_parameters_datasets_figure_table_and_config_are_logged(tiny_run, runs, tmp_path):
     api = client(tiny_run)
-    assert runs["policy"].data.params["algorithm.kl_coef"] == "0.1"
+    assert runs["policy"].data.params["algorithm.steps"] == "4"  # experiment=tiny's, nobody's default
     datasets = {item.dataset.name for item in api.get_run(runs["sft"].info.run_id).inputs.dataset_inputs}
     assert any("demonstrations" in name for name in datasets), datasets
 
@@ -100,7 +103,9 @@ def test_parameters_datasets_figure_table_and_config_are_logged(tiny_run, runs):
 
     assert "figures/reward_and_kl.png" in artifacts("policy", "figures")
     assert "tables/samples.json" in artifacts("evaluation", "tables")
-    assert any("config" in path for path in artifacts(""))
+    (config,) = [path for path in artifacts("", "files") | artifacts("") if path.endswith("config.yaml")]
+    kept = yaml.safe_load(Path(api.download_artifacts(runs[""].info.run_id, config, str(tmp_path))).read_text())
+    assert (kept["name"], kept["algorithm"]["steps"]) == ("tiny", 4)
 
 
 def test_three_models_are_registered_with_where_they_came_from(tiny_run):

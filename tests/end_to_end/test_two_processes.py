@@ -54,7 +54,9 @@ def test_what_they_reported_reached_mlflow(two):
 
     api = MlflowClient(f"sqlite:///{two.root}/mlflow.db", f"sqlite:///{two.root}/mlflow.db")
     experiment = next(e for e in api.search_experiments() if e.name != "Default")
-    runs = {run.data.tags.get("stage"): run for run in api.search_runs([experiment.experiment_id])}
+    found = api.search_runs([experiment.experiment_id])
+    runs = {run.data.tags.get("stage"): run for run in found}
+    assert len(found) == len(runs)  # one a stage, and the parent: no process began one of its own
     steps = [metric.step for metric in api.get_metric_history(runs["policy"].info.run_id, "reward/mean")]
     assert steps == sorted(set(steps)) == [row["step"] for row in history(two, "policy") if "reward/mean" in row]
     figures = [file.path for file in api.list_artifacts(runs["policy"].info.run_id, "figures")]

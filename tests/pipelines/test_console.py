@@ -1,6 +1,8 @@
 """What is printed: numbers at the end, bars on a terminal, few lines elsewhere, never a model's text as markup."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,9 @@ def test_a_stage_that_fails_is_not_done() -> None:
         raise ValueError
     assert "stopped" in printed(console)
     assert "done" not in printed(console)
+
+
+def test_a_warning_before_a_log_is_open_is_said_once() -> None:
+    code = "from pipelines.console import Console; Console().warning('MLFLOW_RUN_ID is set')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("warning: MLFLOW_RUN_ID is set\n", "")

@@ -103,6 +103,7 @@ def test_a_deleted_output_is_made_again(root):
     planned = plan(root)
     assert planned["sft"] == ("run", "output missing: output")
     assert planned["data"][0] == "reuse"
+    assert pretend_to_run(root) == ["sft"]
 
 
 def test_forced(root):
