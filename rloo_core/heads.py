@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 CHUNK = 2**24  # logits that exist at once: 64 MB in float32, enough rows for matrix products at full speed
+CACHED = 2**19  # logits that are normalised at once: 2 MB, which stay in a processor's cache from pass to pass
 KEPT = 2**26  # probabilities kept for the backward pass, chunk by chunk; those of further chunks are computed again
 TOLERANCE = 1e-4  # relative difference between a head as it is understood here and the model's own that is rounding
 
@@ -140,16 +141,17 @@ class _Chunked(torch.autograd.Function):
         parts: list[tuple[Tensor, Tensor]] = []
         scratch, spare = _scratch(hidden, weight, rows), _scratch(hidden, weight, rows)
         for part, chosen in zip(hidden.split(rows), tokens.split(rows), strict=True):
-            shifted = _shifted_logits(part, weight, bias, (scale, cap, temperature), scratch)
-            powers = torch.empty_like(shifted) if shifted.numel() <= room else None
-            powers = torch.exp(shifted, out=powers if powers is not None else spare[: len(shifted)])
-            total = powers.sum(1, keepdim=True)
-            log_total = total.squeeze(1).log()
-            logprobs = shifted.gather(1, chosen[:, None]).squeeze(1) - log_total
-            mean = shifted.mul_(powers).sum(1) / total.squeeze(1) if entropy else log_total
-            parts.append((logprobs, log_total - mean))
-            if powers.numel() <= room:
-                kept += [powers, total]
+            logits = _scaled_logits(part, weight, bias, (scale, cap, temperature), scratch)
+            keeps = logits.numel() <= room
+            powers = torch.empty_like(logits) if keeps else spare[: len(logits)]
+            totals: list[Tensor] = []
+            few = max(1, CACHED // len(weight)) if logits.device.type == "cpu" else rows
+            for some in zip(logits.split(few), powers.split(few), chosen.split(few), strict=True):
+                logprobs, entropies, total = _normalised(*some, entropy)
+                parts.append((logprobs, entropies))
+                totals.append(total)
+            if keeps:
+                kept += [powers, torch.cat(totals)]
                 room -= powers.numel()
         ctx.save_for_backward(hidden, weight, tokens, *([] if bias is None else [bias]), *kept)
         ctx.constants, ctx.rows, ctx.has_bias = (scale, cap, temperature), rows, bias is not None
@@ -184,6 +186,20 @@ class _Chunked(torch.autograd.Function):
         return to_hidden, to_weight, to_bias, None, None, None, None, None, None
 
 
+def _normalised(logits: Tensor, powers: Tensor, tokens: Tensor, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of tokens, entropies (if anybody wants them), and the sums [rows, 1] of `powers`, which is filled.
+
+    All passes over some rows come one after the other, while the rows are in the processor's cache.
+    """
+    shifted = logits.sub_(logits.amax(1, keepdim=True))
+    torch.exp(shifted, out=powers)
+    total = powers.sum(1, keepdim=True)
+    log_total = total.squeeze(1).log()
+    logprobs = shifted.gather(1, tokens[:, None]).squeeze(1) - log_total
+    mean = shifted.mul_(powers).sum(1) / total.squeeze(1) if entropy else log_total
+    return logprobs, log_total - mean, total
+
+
 def _to_logits(
     hidden: Tensor,
     weight: Tensor,
@@ -201,7 +217,8 @@ def _to_logits(
         powers, total = kept[:2]
         scratch = scratch[: len(hidden)]
     else:
-        powers = scratch = _shifted_logits(hidden, weight, bias, constants, scratch).exp_()
+        powers = scratch = _scaled_logits(hidden, weight, bias, constants, scratch)
+        powers.sub_(powers.amax(1, keepdim=True)).exp_()
         total = powers.sum(1, keepdim=True)
     torch.mul(powers, -gradient / total, out=scratch)
     scratch.scatter_add_(1, tokens[:, None], gradient)
@@ -215,14 +232,14 @@ def _scratch(hidden: Tensor, weight: Tensor, rows: int) -> Tensor:
     return in_float32(hidden.new_empty(0)).new_empty(min(rows, max(len(hidden), 1)), len(weight))
 
 
-def _shifted_logits(
+def _scaled_logits(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     constants: tuple[float, float | None, float],
     scratch: Tensor,
 ) -> Tensor:
-    """(logits / temperature) minus their maximum, in `scratch`. Shape [rows, V]."""
+    """Logits / temperature, in `scratch`. Shape [rows, V]."""
     scale, cap, temperature = constants
     logits = scratch[: len(hidden)]
     if cap is None and hidden.dtype == logits.dtype:
@@ -233,4 +250,4 @@ def _shifted_logits(
         factor = 1 / temperature
     if factor != 1.0:
         logits.mul_(factor)
-    return logits.sub_(logits.amax(1, keepdim=True))
+    return logits

@@ -54,8 +54,8 @@ def choose_tokens(logits: Tensor, temperature: float, uniform: Tensor, truncatio
     Raises:
         ValueError: If a row's logits are no numbers: then the model's weights are none, either.
     """
-    shifted = in_float32(logits) / (temperature or 1.0)
-    shifted -= shifted.amax(1, keepdim=True)
+    scaled = in_float32(logits) if temperature in (0.0, 1.0) else in_float32(logits) / temperature
+    shifted = scaled - scaled.amax(1, keepdim=True)
     powers = shifted.exp()
     log_total = powers.sum(1).log()
     if not bool(log_total.isfinite().all()):
@@ -103,13 +103,17 @@ def _nucleus_floor(weights: Tensor, share: float) -> Tensor:
     """The largest floor such that the weights not below it add up to a share of all. Shape [B, 1].
 
     Positive floats are ordered as their bits are, so the floor is found digit by digit, without sorting the vocabulary:
-    each pass looks only at weights that agree with the digits found so far.
+    each pass looks only at weights that agree with the digits found so far. Weights below (1 - share) times their mean
+    add up to less than what may be missing: most of a vocabulary, of which nothing need be looked at.
     """
-    rows = len(weights)
-    flat = weights.float().flatten()
+    rows, vocabulary = weights.shape
+    totals = weights.sum(1, dtype=torch.float64)
+    least = 0.5 * (1 - share) / vocabulary * totals  # half of it: these sums are rounded
+    candidates = weights >= least[:, None].to(weights.dtype)
+    flat = weights.masked_select(candidates).float()
     bits, masses = flat.view(torch.int32), flat.double()
-    row = torch.arange(rows, device=weights.device).repeat_interleave(weights.shape[1])
-    target = share * masses.view(rows, -1).sum(1) * (1 - 1e-12)
+    row = torch.arange(rows, device=weights.device).repeat_interleave(candidates.sum(1))
+    target = share * totals * (1 - 1e-12)
     floor = torch.zeros(rows, dtype=torch.int32, device=weights.device)
     for shift in DIGITS:
         digit = (bits >> shift) & (2**DIGIT - 1)
