@@ -18,6 +18,10 @@ def test_every_item_once_and_no_batch_over_the_budget(lengths, budget, rows_each
     assert all(held([*batch, min(other)]) > budget for batch, other in pairwise(batches))  # none could hold more
 
 
+def test_a_batch_may_be_as_large_as_the_budget():
+    assert token_budget_batches(3, lambda batch: 5 * len(batch), 10) == [[0, 1], [2]]
+
+
 @given(st.integers(1, 9), st.integers(1, 12))
 def test_each_epoch_sees_every_item_once(count, batch_size):
     steps = count  # count * batch_size items: whole epochs, batch_size of them
