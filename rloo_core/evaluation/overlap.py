@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 KINDS = ("rouge1", "rouge2", "rougeL")
+ORDER = 4  # of BLEU: the longest n-grams
 
 
 def rouge(completion: str, reference: str) -> dict[str, float]:
@@ -35,13 +36,31 @@ def self_bleu(completions: Sequence[str]) -> float:
     if len(completions) < 2:
         raise ValueError(f"self-BLEU compares completions with each other, two or more; got {len(completions)}")
     from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
     metric = BLEU(effective_order=True)
-    scores = [
-        metric.sentence_score(text, [*completions[:i], *completions[i + 1 :]]).score
-        for i, text in enumerate(completions)
-    ]
+    counted = [extract_all_word_ngrams(metric.tokenizer(text.rstrip()), 1, ORDER) for text in completions]
+    most = _largest_counts([ngrams for ngrams, _ in counted])
+    lengths = [length for _, length in counted]
+    scores = []
+    for i, (ngrams, length) in enumerate(counted):
+        matched, total = [0] * ORDER, [max(0, length - n) for n in range(ORDER)]
+        for ngram, count in ngrams.items():
+            best, owner, second = most[ngram]
+            matched[len(ngram) - 1] += min(count, second if owner == i else best)
+        closest = min((*lengths[:i], *lengths[i + 1 :]), key=lambda other: (abs(other - length), other))
+        scores.append(BLEU.compute_bleu(matched, total, length, closest, "exp", effective_order=True).score)
     return float(sum(scores) / len(scores) / 100)
+
+
+def _largest_counts(counted: Sequence[Mapping[Any, int]]) -> dict[Any, tuple[int, int, int]]:
+    """Of each n-gram: the largest count in a text, whose it is, and the largest in any other text."""
+    found: dict[Any, tuple[int, int, int]] = {}
+    for i, ngrams in enumerate(counted):
+        for ngram, count in ngrams.items():
+            best, owner, second = found.get(ngram, (0, i, 0))
+            found[ngram] = (count, i, best) if count > best else (best, owner, max(count, second))
+    return found
 
 
 @cache

@@ -94,6 +94,19 @@ def test_self_bleu_of_copies_is_one_and_of_strangers_small():
         self_bleu(["alone"])
 
 
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_self_bleu_is_each_ones_bleu_against_the_others(count):
+    """Word by word as sacrebleu has it, given one completion and the others as its references."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    words = ["the", "cat", "sat", "on", "a", "mat", ",", "it", "'s", "warm", ".", ""]
+    texts = [" ".join(words[(i * j) % len(words)] for j in range(i % 7, 14)) for i in range(1, count)] + ["the cat sat"]
+    metric = BLEU(effective_order=True)
+    alone = [metric.sentence_score(text, texts[:i] + texts[i + 1 :]).score / 100 for i, text in enumerate(texts)]
+    assert self_bleu(texts) == pytest.approx(sum(alone) / len(alone), rel=1e-12)
+    assert 0.0 < self_bleu(texts) < 1.0
+
+
 def test_rouge_by_hand():
     # reference "a b c d", completion "a c d": 3 of 3 and 3 of 4 words; bigram cd; longest common subsequence acd
     found = rouge("a c d", "a b c d")
