@@ -15,8 +15,17 @@ from pipelines.tracking import Tracker  # noqa: F401
 from rloo_core.stages import STAGES
 
 torch.set_num_threads(1)
-for library in ("mlflow.store.tracking.sqlalchemy_store", "transformers.models.gpt_neox.modeling_gpt_neox"):
-    importlib.import_module(library)  # both are imported on first use otherwise
+FIRST_USE = (  # imported on first use otherwise, by each point anew
+    "alembic.command",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "pipelines.own_functions",
+    "rouge_score.rouge_scorer",
+    "sacrebleu.metrics.bleu",
+    "sklearn.metrics",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+)
+for library in FIRST_USE:
+    importlib.import_module(library)
 settings = load_settings([])  # Hydra reads its files
 for stage in STAGES.values():
     stage.load()
