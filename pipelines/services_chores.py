@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from pipelines.watchdog import stop_watched
+
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds between two tries of the same
 
 
@@ -83,7 +85,5 @@ class Chore:
     def stop(self) -> None:
         """End its process, if it runs, and let go of it."""
         if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
+            stop_watched(self._process)
             self._process = None

@@ -23,6 +23,7 @@ from pipelines.evidence import undelivered
 from pipelines.flow_records import left_behind
 from pipelines.service_addresses import FOLDER
 from pipelines.services_chores import Chore
+from pipelines.watchdog import stop_watched
 
 SPEC = "spec.json"
 TICK_SECONDS = 0.5
@@ -83,9 +84,7 @@ class Service:
     def stop(self) -> None:
         """Stop it and wait until nothing of it is left."""
         if self.process is not None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait()
+            stop_watched(self.process)
             self.process = None
 
 

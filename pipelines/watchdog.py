@@ -39,6 +39,13 @@ def watch(command: list[str], stdin: int, grace: float = GRACE_SECONDS) -> int:
     return child.wait()
 
 
+def stop_watched(watchdog: "subprocess.Popen[bytes]") -> None:
+    """For the parent: end a watchdog that it started, and wait until nothing of what that runs is left."""
+    assert watchdog.stdin is not None
+    watchdog.stdin.close()
+    watchdog.wait()
+
+
 def stop_group(child: "subprocess.Popen[bytes]", grace: float) -> None:
     """SIGTERM to the child's process group, and SIGKILL to whatever is left after `grace` seconds."""
     for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 1.0)):
