@@ -15,10 +15,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.settings import (
-    PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     get_current_settings,
-    temporary_settings,
 )
 from prefect.states import Completed
 
@@ -80,8 +78,7 @@ def rloo(
 def run_as_flow(job: Job, server: Server) -> None:
     """Run a prepared job as a flow run of a Prefect server."""
     root, say = Path(job.settings.paths.root), job.executor.console.line
-    here = temporary_settings({PREFECT_API_URL: server.wait(), **_without_heartbeat()})
-    with here, flow_ends.looked_after(root, server, say):
+    with flow_ends.looked_after(root, server, say, _without_heartbeat()):
         token = _started.set(job)
         try:
             rloo(**as_parameters(job.overrides, job.selection))  # type: ignore[call-overload]

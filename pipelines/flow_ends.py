@@ -1,6 +1,6 @@
 """A flow run that this process runs, from its beginning until the Prefect server knows how it and its tasks ended."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.objects import State as ServerState
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogHandler
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from pipelines import flow_records, flow_repair
 from pipelines.flow_records import FlowRecord, State
@@ -62,18 +62,26 @@ def forget(flow: Flow[..., Any], flow_run: FlowRun, state: ServerState[Any]) -> 
 
 
 @contextmanager
-def looked_after(root: Path, server: Server, say: Say) -> Iterator[None]:
-    """Around flow runs that a command starts: repairs those of dead processes first, sends the logs at the end."""
+def looked_after(root: Path, server: Server, say: Say, settings: Mapping[Any, Any] | None = None) -> Iterator[None]:
+    """Around flow runs that a command starts: repairs those of dead processes first, sends the logs at the end.
+
+    Args:
+        root: The run root.
+        server: The Prefect server; waited for.
+        say: Told what was repaired.
+        settings: Of Prefect's client, besides the server's address.
+    """
     url = server.wait()
-    flow_repair.reconcile(root, say)
-    flow_repair.server_ended = server.ended
-    try:
-        yield
-    finally:
-        if not server.ended() and server_trouble(url) is None:
-            APILogHandler().flush()  # while the server is still there
-        while _held:
-            _held.popitem()[1].record.release()
+    with temporary_settings({PREFECT_API_URL: url, **(settings or {})}):
+        flow_repair.reconcile(root, say)
+        flow_repair.server_ended = server.ended
+        try:
+            yield
+        finally:
+            if not server.ended() and server_trouble(url) is None:
+                APILogHandler().flush()  # while the server is still there
+            while _held:
+                _held.popitem()[1].record.release()
 
 
 def message_of(error: BaseException) -> str:

@@ -14,7 +14,6 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.exceptions import FailedRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner
 
@@ -89,8 +88,7 @@ def run_as_flow(
     """
     token = tasks.prepared.set(run)
     try:
-        here, looked_after = temporary_settings({PREFECT_API_URL: server.wait()}), flow_ends.looked_after
-        with here, looked_after(root, server, say), suppress(FailedRun):  # points failed, and that has been told
+        with flow_ends.looked_after(root, server, say), suppress(FailedRun):  # points failed, and that has been told
             rloo_study.with_options(task_runner=runner)(**parameters)
     finally:
         tasks.prepared.reset(token)
