@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from pipelines.config_errors import ConfigError
 from pipelines.judging import agreement_rows, forecast_lines, read_completions
 from pipelines.judging import rate_rows as duel_rates
+from pipelines.pictures import Drawing
 from pipelines.report_page import Page, Picture, Section, number, render, table_of
 from pipelines.store import Store
 from rloo_core.attention import use_attention
@@ -146,8 +147,6 @@ def rate_rows(result: Evaluation) -> list[dict[str, Any]]:
 
 def evaluation_page(result: Evaluation) -> Page:
     """The report of an evaluation outside of a run."""
-    from rloo_core.evaluation.figures import win_rates
-
     bars = []
     for title, (_, each) in result.duels.items():
         for judge, comparison in each.comparisons.items():
@@ -156,7 +155,7 @@ def evaluation_page(result: Evaluation) -> Page:
                 value, low, high = (100 * found[f"win_rate{end}"] for end in ("", "_low", "_high"))
                 bars.append({"label": f"{title}, {judge}", "value": value, "low": low, "high": high})
     picture = Picture(
-        "Win rates", "Of the one that is named first.", win_rates(bars), table_of("Win rates, %", bars, 1)
+        "Win rates", "Of the one that is named first.", Drawing("win_rates", [bars]), table_of("Win rates, %", bars, 1)
     )
     agreed = [{"comparison": t} | row for t, (_, d) in result.duels.items() for row in agreement_rows(d)]
     sections = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config_errors import ConfigError
+from pipelines.pictures import Drawing
 from pipelines.report_page import Page, Picture, Section, Table, number, render, table_of
 from rloo_core.data.files import FORMATS, format_of
 from rloo_core.data.readers import read_rows
@@ -163,7 +164,7 @@ def _rate(found: Mapping[str, float], name: str) -> str:
 
 
 def _pictures(result: Duel) -> list[Picture]:
-    from rloo_core.evaluation.figures import by_length, length_label, win_rates
+    from rloo_core.evaluation.figure_rows import length_label
     from rloo_core.stages.evaluation_files import comparison_details
 
     details = comparison_details(result.comparisons)
@@ -182,10 +183,16 @@ def _pictures(result: Duel) -> list[Picture]:
     ]  # fmt: skip
     found = []
     if rows:
-        found.append(Picture("Win rates of A", "By judge.", win_rates(rows), table_of("Win rates of A, %", rows, 1)))
+        found.append(
+            Picture("Win rates of A", "By judge.", Drawing("win_rates", [rows]), table_of("Win rates of A, %", rows, 1))
+        )
     if values:
         text = "By how long A's completion is relative to B's (the first three judges)."
-        found.append(Picture("Win rate by length", text, by_length(bins), table_of("Win rate by length, %", values, 1)))
+        found.append(
+            Picture(
+                "Win rate by length", text, Drawing("by_length", [bins]), table_of("Win rate by length, %", values, 1)
+            )
+        )
     return found
 
 

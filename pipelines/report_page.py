@@ -1,21 +1,18 @@
 """A report as one HTML file that needs nothing else: no script, no font, no request leaves it.
 
-A page is sections; a section is text, a figure with its values in a table, tables, samples. Figures become inline SVG
-whose black follows the reader's light or dark scheme.
+A page is sections; a section is text, a figure with its values in a table, tables, samples. Figures become inline SVG.
 """
 
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from pipelines.pictures import Drawing, svg
 
 TEMPLATE = "report.html.j2"
 A_NUMBER = re.compile(r"[\[<]?\s*[+−-]?[\d.]")
@@ -43,13 +40,8 @@ class Picture:
 
     title: str
     description: str
-    figure: "Figure"
+    drawing: Drawing
     values: Table
-
-    @property
-    def svg(self) -> str:
-        """The figure as inline SVG."""
-        return to_svg(self.figure, self.title)
 
 
 @dataclass(frozen=True)
@@ -112,30 +104,14 @@ class Page:
     sections: Sequence[Section] = field(default_factory=tuple)
 
 
-def render(page: Page) -> str:
-    """The page as HTML; all text is escaped."""
-    return environment().get_template(TEMPLATE).render(page=page)
+def render(page: Page, pictures: Path | None = None) -> str:
+    """The page as HTML; all text is escaped.
 
-
-def to_svg(figure: "Figure", title: str) -> str:
-    """A figure as inline SVG: black becomes the text's colour, names are its own, its text stays text."""
-    from matplotlib import rc_context
-
-    for axes in figure.axes:
-        axes.patch.set_alpha(0.0)
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    svg = text[text.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    prefix = re.sub(r"[^a-z0-9]+", "-", title.lower())
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
-    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    svg = svg.replace("#000000", "currentColor")
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 width="\2" aria-hidden="true" focusable="false"', svg, count=1)
-    return svg
+    Args:
+        page: What it says.
+        pictures: Where pictures that were drawn before are kept, if anywhere.
+    """
+    return environment().get_template(TEMPLATE).render(page=page, svg=partial(svg, kept=pictures))
 
 
 @cache

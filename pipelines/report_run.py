@@ -6,14 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipelines.evidence import FINISHED, Evidence
+from pipelines.pictures import Drawing
 from pipelines.records import Record
 from pipelines.report_measures import MEASURES, measure_table, shown
 from pipelines.report_page import Completion, Page, Picture, Sample, Section, Table, Token, number, render, table_of
 from pipelines.store import Manifest, Store
+from rloo_core.evaluation.figure_rows import histogram_edges, length_label, win_rate_rows
 
 LOG = logging.getLogger("rloo")
 REPORT = "report.html"
+PICTURES = "cache/pictures"  # below the run root
 CURVE_ROWS = 40  # of a curve's table; a longer curve is thinned
 STAGE_WORDS = {"run": "computed", "reused": "reused"}
 
@@ -29,7 +34,9 @@ def run_report(record: Record, store: Store, status: str | None = None) -> Path:
     Returns:
         Where it is: `records/<run>/files/report.html`.
     """
-    record.evidence.write(f"files/{REPORT}", render(run_page(record, store, status or record.status)))
+    record.evidence.write(
+        f"files/{REPORT}", render(run_page(record, store, status or record.status), store.root / PICTURES)
+    )
     return record.evidence.directory / "files" / REPORT
 
 
@@ -105,8 +112,6 @@ def _summary_section(summary: Mapping[str, float]) -> Section | None:
 def _training_section(stages: Stages) -> Section | None:
     if "policy" not in stages:
         return None
-    from rloo_core.evaluation.figures import reward_against_kl, reward_and_kl
-
     history = _lines(stages["policy"][1] / "metrics.jsonl")
     names = ("reward/mean", "kl/mean", "validation/proxy_reward", "validation/gold_reward", "validation/kl")
     pictures = [
@@ -114,19 +119,18 @@ def _training_section(stages: Stages) -> Section | None:
             "Reward and KL over training",
             "Reward of the completions sampled at each step, and of held-out prompts; KL to the SFT model, summed over "
             "a completion.",
-            reward_and_kl(history),
+            Drawing("reward_and_kl", [history]),
             _curve("Reward and KL by step", history, names),
         )
     ]
-    frontier = reward_against_kl(history)
-    if frontier is not None:
-        evaluated = [row for row in history if "validation/kl" in row]
+    evaluated = [row for row in history if "validation/kl" in row]
+    if len(evaluated) >= 2:
         pictures.append(
             Picture(
                 "Reward against KL",
                 "Held-out prompts, from the first evaluation to the last: what was paid in KL for the reward. Proxy "
                 "reward that rises while gold reward falls is over-optimisation.",
-                frontier,
+                Drawing("reward_against_kl", [history]),
                 _curve("Reward against KL", evaluated, names[2:]),
             )
         )
@@ -134,8 +138,6 @@ def _training_section(stages: Stages) -> Section | None:
 
 
 def _comparison_section(summary: Mapping[str, float], stages: Stages) -> Section | None:
-    from rloo_core.evaluation.figures import by_length, length_label, win_rate_rows, win_rates
-
     rows = win_rate_rows(summary)
     if not rows:
         return None
@@ -145,7 +147,7 @@ def _comparison_section(summary: Mapping[str, float], stages: Stages) -> Section
             "Win rates",
             "Against the references unless it says against SFT. At equal length: a logistic model of the part that "
             "length plays in a win, read at no difference.",
-            win_rates(rows),
+            Drawing("win_rates", [rows]),
             table_of("Win rates, %", rows, 1),
         )
     ]
@@ -165,7 +167,7 @@ def _comparison_section(summary: Mapping[str, float], stages: Stages) -> Section
             Picture(
                 "Win rate by length",
                 "Sampled completions, by how long they are relative to what they are compared with.",
-                by_length(bins),
+                Drawing("by_length", [bins]),
                 table_of("Win rate by length, %", values, 1),
             )
         )
@@ -176,8 +178,6 @@ def _comparison_section(summary: Mapping[str, float], stages: Stages) -> Section
 def _distribution_section(stages: Stages) -> Section | None:
     if "evaluation" not in stages:
         return None
-    from rloo_core.evaluation.figures import distributions
-
     rows = _lines(stages["evaluation"][1] / "completions.jsonl")
     kinds = (
         ("length", "Length", "length, tokens"),
@@ -188,7 +188,7 @@ def _distribution_section(stages: Stages) -> Section | None:
         Picture(
             f"{title} of sampled completions",
             "Test prompts, one completion each.",
-            distributions(rows, measure, label),
+            Drawing("distributions", [rows, measure, label]),
             _histogram_table(rows, measure, f"{title}, prompts by bin"),
         )
         for measure, title, label in kinds
@@ -202,14 +202,12 @@ def _reward_model_section(summary: Mapping[str, float], stages: Stages) -> Secti
     measures = {name.removeprefix(prefix): value for name, value in summary.items() if name.startswith(prefix)}
     if not measures:
         return None
-    from rloo_core.evaluation.figures import calibration
-
     curve = _json(stages["evaluation"][1] / "details.json")["calibration"]
     picture = Picture(
         "Calibration of the reward model",
         f"Expected calibration error {measures['calibration_error']:.3f}. On the dotted line it is as "
         f"often right as it is sure.",
-        calibration(curve),
+        Drawing("calibration", [curve]),
         table_of("Calibration", curve),
     )
     rows = [[name.replace("_", " "), number(value, 0 if name == "pairs" else 3)] for name, value in measures.items()]
@@ -317,10 +315,6 @@ def _curve(caption: str, history: Sequence[Mapping[str, float]], names: Sequence
 
 
 def _histogram_table(rows: Sequence[Mapping[str, Any]], measure: str, caption: str) -> Table:
-    import numpy as np
-
-    from rloo_core.evaluation.figures import histogram_edges
-
     columns = [[row[f"{name}_sampled_{measure}"] for row in rows] for name in ("sft", "policy")]
     edges = histogram_edges(columns[0] + columns[1])
     counts = [np.histogram(column, edges)[0] for column in columns]

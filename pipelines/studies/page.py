@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from pipelines.pictures import to_svg
 from pipelines.report_page import Table as HtmlTable
-from pipelines.report_page import environment, is_of_words, number, to_svg
+from pipelines.report_page import environment, is_of_words, number
 from rloo_core.evaluation.across_seeds import Verdict
 
 if TYPE_CHECKING:

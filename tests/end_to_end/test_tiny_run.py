@@ -146,10 +146,17 @@ def test_a_tracked_model_reproduces_the_logged_greedy_completions_in_a_fresh_pro
     assert len(rows) == 4
 
 
-def test_a_second_run_reuses_everything(tiny_run):
+MODULES_AT_THE_END = "import atexit, sys; atexit.register(lambda: open('{}', 'w').write(' '.join(sys.modules)))"
+
+
+def test_a_second_run_reuses_everything(tiny_run, tmp_path):
     before = sorted(path for path in (tiny_run.root / "store").rglob("*"))
-    again = rloo(tiny_run.place, "run", "experiment=tiny", "--no-prefect")
+    (tmp_path / "sitecustomize.py").write_text(MODULES_AT_THE_END.format(tmp_path / "modules"))
+    again = rloo(tiny_run.place, "run", "experiment=tiny", "--no-prefect", path=tmp_path)
     assert again.process.returncode == 0, again.output
+    loaded = set((tmp_path / "modules").read_text().split())
+    assert "mlflow" in loaded
+    assert not loaded & {"torch", "prefect", "matplotlib"}  # nothing is trained, nothing is drawn again
     assert re.findall(r"^(\w+) +reused", again.process.stdout, re.MULTILINE) == list(STAGES)
     assert sorted(path for path in (tiny_run.root / "store").rglob("*")) == before
     assert rloo(tiny_run.place, "plan", "experiment=tiny").process.returncode == 0

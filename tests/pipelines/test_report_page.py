@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from matplotlib.figure import Figure
 
+from pipelines.pictures import Drawing
 from pipelines.report_measures import measure_table
 from pipelines.report_page import Completion, Page, Picture, Sample, Section, Table, Token, number, render, table_of
 from tests import browser
@@ -12,18 +12,10 @@ from tests import browser
 HOSTILE = '<script>alert(1)</script> & "quoted" https://example.com/x.png'
 
 
-def figure():
-    drawn = Figure()
-    axes = drawn.subplots()
-    axes.plot([0, 1], [0, 1], label="a line")
-    axes.set_title("<b>")
-    axes.legend()
-    return drawn
-
-
 def page():
     values = Table("Values", ["step", "value"], [["0", "1.0"], ["part"], ["1", HOSTILE]])
-    pictures = [Picture(title, "What it shows.", figure(), values) for title in ("First curve", "Second curve")]
+    bars = Drawing("win_rates", [[{"label": HOSTILE, "value": 40.0, "low": 30.0, "high": 50.0}]])
+    pictures = [Picture(title, "What it shows.", bars, values) for title in ("First curve", "Second curve")]
     tokens = [Token(" likelier", 4.0), Token(" less", -4.0), Token(f" same {HOSTILE}", 0.0)]
     sample = Sample(HOSTILE, HOSTILE, [Completion("SFT, sampled", tokens, "reward 1.00")])
     return Page(

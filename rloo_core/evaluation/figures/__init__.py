@@ -9,11 +9,8 @@ from rloo_core.evaluation.figures.runs import (
     calibration,
     distributions,
     evaluation_figures,
-    histogram_edges,
-    length_label,
     reward_against_kl,
     reward_and_kl,
-    win_rate_rows,
     win_rates,
 )
 
@@ -22,10 +19,7 @@ __all__ = [
     "calibration",
     "distributions",
     "evaluation_figures",
-    "histogram_edges",
-    "length_label",
     "reward_against_kl",
     "reward_and_kl",
-    "win_rate_rows",
     "win_rates",
 ]

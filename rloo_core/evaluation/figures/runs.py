@@ -1,20 +1,17 @@
 """Pictures of a run, the same for MLflow and the report."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rloo_core.evaluation.figure_rows import EQUAL_LENGTH, NAMES, Row, histogram_edges, length_label, win_rate_rows
 from rloo_core.evaluation.figures.style import BLUE, GREEN, ORANGE, WIDTH, tidied
 
-NAMES = {"sft": "SFT", "policy": "policy", "policy_against_sft": "policy v. SFT"}
-EQUAL_LENGTH = ", at equal length"
 STYLES = {"sft": (BLUE, "--", "o"), "policy": (ORANGE, "-", "s")}
 
 History = Sequence[Mapping[str, float]]
-Row = Mapping[str, Any]
 
 
 def reward_and_kl(history: History) -> Figure:
@@ -66,18 +63,6 @@ def reward_against_kl(history: History) -> Figure | None:
     return tidied(figure)
 
 
-def win_rate_rows(summary: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The win rates of a summary, as they stand in the figure and in its table: label, value, low, high (percent)."""
-    rows = []
-    for name, label in NAMES.items():
-        for mode in ("sampled", "greedy"):
-            rows += _rate(summary, f"evaluation/{name}/{mode}/win_rate", f"{label}, {mode}")
-            rows += _rate(
-                summary, f"evaluation/{name}/{mode}/length_controlled_win_rate", f"{label}, {mode}{EQUAL_LENGTH}"
-            )
-    return rows + _rate(summary, "evaluation/sft/best_of_n/win_rate", "SFT, best of n by the reward")
-
-
 def win_rates(rows: Sequence[Row]) -> Figure:
     """Bars with 95 % intervals, and a line where both would be equally good.
 
@@ -126,15 +111,6 @@ def distributions(rows: Sequence[Row], measure: str, label: str, mode: str = "sa
     return tidied(figure)
 
 
-def histogram_edges(values: Sequence[float]) -> list[float]:
-    """Up to 24 bins of one width; whole numbers are not split."""
-    low, high = min(values), max(values)
-    if all(float(value).is_integer() for value in values):
-        width = max(1, int(np.ceil((high - low + 1) / 24)))
-        return [float(edge) for edge in np.arange(low - 0.5, high + width + 0.5, width)]
-    return [float(edge) for edge in np.linspace(low, high if high > low else low + 1.0, 25)]
-
-
 def calibration(curve: Sequence[Row]) -> Figure:
     """Reliability of the reward model: how often it is right when it is so sure.
 
@@ -180,13 +156,6 @@ def by_length(details: Mapping[str, Sequence[Row]]) -> Figure:
     return tidied(figure)
 
 
-def length_label(row: Row) -> str:
-    """A bin of relative lengths in words."""
-    if row["high"] is None:
-        return f"over {row['low']:.2g}×"
-    return f"under {row['high']:.2g}×" if row["low"] == 0 else f"{row['low']:.2g}–{row['high']:.2g}×"
-
-
 def evaluation_figures(summary: Mapping[str, float], rows: Sequence[Row], curve: Sequence[Row]) -> dict[str, Figure]:
     """The figures of an evaluation, by name; those that lack their numbers are absent."""
     rates = win_rate_rows(summary)
@@ -201,13 +170,6 @@ def evaluation_figures(summary: Mapping[str, float], rows: Sequence[Row], curve:
         | ({"win_rates": win_rates(rates)} if rates else {})
         | ({"calibration": calibration(curve)} if curve else {})
     )
-
-
-def _rate(summary: Mapping[str, float], key: str, label: str) -> list[dict[str, Any]]:
-    if key not in summary:
-        return []
-    value, low, high = (100 * summary[key + end] for end in ("", "_low", "_high"))
-    return [{"label": label, "value": value, "low": low, "high": high}]
 
 
 def _points(history: History, name: str) -> tuple[list[float], list[float]]:
