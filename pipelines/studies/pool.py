@@ -19,7 +19,7 @@ from pipelines.process import Terminated
 from pipelines.studies.point import Errand, Returned, run_point
 
 Work = Callable[[Errand], Returned]
-GRACE_SECONDS = 8.0  # between asking a process to stop and killing it
+GRACE_SECONDS = 5.0  # between asking a process to stop and killing it
 PRELOADED = ("pipelines.studies.preloaded",)
 
 
