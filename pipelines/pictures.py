@@ -46,40 +46,46 @@ def svg(drawing: Drawing, title: str, kept: Path | None = None) -> str:
         title: Names inside the SVG begin with it, so it is the only one of its page.
         kept: Directory of pictures that were drawn before; a picture of the same values by the same code is read there.
     """
-    if kept is None:
-        return to_svg(drawing.figure(), title)
-    file = kept / f"{_key(drawing, title)}.svg"
+    return with_names_of(title, to_svg(drawing.figure()) if kept is None else _kept_svg(drawing, kept))
+
+
+def _kept_svg(drawing: Drawing, kept: Path) -> str:
+    file = kept / f"{_key(drawing)}.svg"
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        text = to_svg(drawing.figure(), title)
+        text = to_svg(drawing.figure())
         kept.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text)
         _drop_old(kept)
         return text
 
 
-def to_svg(figure: "Figure", title: str) -> str:
-    """A figure as inline SVG: black becomes the text's colour, names are its own, its text stays text."""
+def to_svg(figure: "Figure") -> str:
+    """A figure as inline SVG: black becomes the text's colour, its text stays text."""
     from matplotlib import rc_context
 
     for axes in figure.axes:
         axes.patch.set_alpha(0.0)
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "rloo"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    prefix = re.sub(r"[^a-z0-9]+", "-", title.lower())
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
-    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
     text = text.replace("#000000", "currentColor")
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     return re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 width="\2" aria-hidden="true" focusable="false"', text, count=1)
 
 
-def _key(drawing: Drawing, title: str) -> str:
-    content = [drawing.function, drawing.arguments, title, _code()]
+def with_names_of(title: str, text: str) -> str:
+    """An inline SVG whose names inside begin with a title, so that they are the only ones of their page."""
+    prefix = re.sub(r"[^a-z0-9]+", "-", title.lower())
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
+    return re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
+
+
+def _key(drawing: Drawing) -> str:
+    content = [drawing.function, drawing.arguments, _code()]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

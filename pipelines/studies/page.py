@@ -5,9 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipelines.pictures import to_svg
+from pipelines.pictures import to_svg, with_names_of
 from pipelines.report_page import Table as HtmlTable
 from pipelines.report_page import environment, is_of_words, number
 from rloo_core.evaluation.across_seeds import Verdict
@@ -99,6 +100,11 @@ class StudyPage:
     command: str = ""
     failed: Sequence[tuple[str, str]] = ()
 
+    @cached_property
+    def drawn(self) -> list[str]:
+        """The figures as inline SVG, drawn once for the study's page and for those of all studies."""
+        return [to_svg(figure) for _, figure in self.figures]
+
 
 class _Shown(NamedTuple):
     """A study in an HTML page: its name there and its heading's level."""
@@ -131,8 +137,8 @@ class _Shown(NamedTuple):
     def pictures(self) -> Iterator[tuple[str, str]]:
         """Caption and inline SVG; names inside are unique in the page."""
         return (
-            (caption, to_svg(figure, f"{self.anchor} figure {place}"))
-            for place, (caption, figure) in enumerate(self.study.figures, start=1)
+            (caption, with_names_of(f"{self.anchor} figure {place}", drawn))
+            for place, ((caption, _), drawn) in enumerate(zip(self.study.figures, self.study.drawn, strict=True), 1)
         )
 
 

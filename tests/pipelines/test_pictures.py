@@ -32,11 +32,17 @@ def test_the_same_values_are_drawn_once(tmp_path, drawn):
     assert 'id="rates-' in first
 
 
-@pytest.mark.parametrize("other", [(bars(41.0), "Rates"), (bars(), "Other rates"), (bars(label="SFT"), "Rates")])
-def test_other_values_and_titles_are_drawn(tmp_path, drawn, other):
+@pytest.mark.parametrize("other", [bars(41.0), bars(label="SFT")])
+def test_other_values_are_drawn(tmp_path, drawn, other):
     first = svg(bars(), "Rates", tmp_path)
-    assert svg(*other, tmp_path) != first
+    assert svg(other, "Rates", tmp_path) != first
     assert len(drawn) == 2
+
+
+def test_another_title_gives_other_names_to_the_same_picture(tmp_path, drawn):
+    first, second = svg(bars(), "Rates", tmp_path), svg(bars(), "All rates", tmp_path)
+    assert second == first.replace('id="rates-', 'id="all-rates-').replace("#rates-", "#all-rates-") != first
+    assert len(drawn) == 1
 
 
 def test_other_code_draws_again(tmp_path, drawn, monkeypatch):
