@@ -1,6 +1,8 @@
 # ruff: noqa: E501  (sentences on one line)
 """Plans: what is reused, what runs, and the reason that a person would give."""
 
+from itertools import product
+
 import pytest
 
 from pipelines.config import load_settings
@@ -160,6 +162,43 @@ def test_contradictions(options, sentence):
     with pytest.raises(ConfigError) as caught:
         Selection(**options)
     assert str(caught.value).startswith(sentence)
+
+
+MAYBE = (None, *STAGES)
+
+
+def test_every_combination_of_the_options_is_planned_or_refused(root):
+    """Against what the options mean, written out again: 1,296 combinations, of which 106 make sense."""
+    pretend_to_run(root)
+    planner_settings, store, names = settings_for(root), Store(root), list(STAGES)
+    sensible = 0
+    for only, first, last, force in product(MAYBE, MAYBE, MAYBE, MAYBE):
+        wanted = names[names.index(first or "data") : names.index(last or "evaluation") + 1]
+        wanted = [name for name in wanted if only in (None, name)]
+        contradiction = (only and (first or last)) or not wanted or (force and force not in wanted)
+        options = {
+            "only": (only,) if only else (),
+            "from_stage": first,
+            "until": last,
+            "force": (force,) if force else (),
+        }
+        if contradiction:
+            with pytest.raises(ConfigError):
+                Selection(**options)
+            continue
+        sensible += 1
+        expected, again = {}, {force}
+        for name in names:
+            after = again & set(STAGES[name].inputs)
+            if name in wanted:
+                expected[name] = "run" if name == force else "depends" if after else "reuse"
+                again |= {name} if after else set()
+            else:
+                read = any(name in STAGES[each].inputs for each in wanted)
+                expected[name] = "reuse" if read else "skip"
+        found = {stage.name: stage.action for stage in make_plan(planner_settings, store, Selection(**options))}
+        assert found == expected, options
+    assert sensible == 106
 
 
 def test_which_stages_are_selected():

@@ -519,6 +519,16 @@ def test_a_long_setting_is_whole_in_the_files_and_cut_in_the_parameters_which_is
     assert config.reward.terms[0].arguments.prompt == prompt
 
 
+def test_more_settings_than_mlflow_takes_at_a_time_are_all_parameters(tracker: Tracker, told: list[str]) -> None:
+    values = {f"setting_{i}": i for i in range(300)}  # a call takes 100
+    stage = tracker.start_stage("sft", F, {"sft": values}, tracker.store.work("sft", F), {})
+    publish(tracker, stage)
+    settle(tracker)
+    shown = client(tracker).get_run(stage.run_id).data.params
+    assert shown == {f"sft.{name}": str(value) for name, value in values.items()}
+    assert told == []
+
+
 def kept(tracker: Tracker, run_id: str, name: str) -> str:
     """The text of an artifact in MLflow."""
     folder = client(tracker).get_run(run_id).info.artifact_uri.removeprefix("file://")
