@@ -137,24 +137,25 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK // len(weight))
         room = KEPT if keep and cap is None and any(ctx.needs_input_grad[:3]) else 0
-        kept: list[Tensor] = []
+        kept: list[tuple[Tensor, Tensor]] = []  # of the first chunks
         parts: list[tuple[Tensor, Tensor]] = []
-        scratch, spare = _scratch(hidden, weight, rows), _scratch(hidden, weight, rows)
+        scratch = _scratch(hidden, weight, rows)
+        spare = _scratch(hidden[rows * (room // (rows * len(weight))) :], weight, rows)  # for chunks that are not kept
         for part, chosen in zip(hidden.split(rows), tokens.split(rows), strict=True):
             logits = _scaled_logits(part, weight, bias, (scale, cap, temperature), scratch)
-            keeps = logits.numel() <= room
-            powers = torch.empty_like(logits) if keeps else spare[: len(logits)]
+            room = room if logits.numel() <= room else 0
+            powers = torch.empty_like(logits) if room else spare[: len(logits)]
             totals: list[Tensor] = []
             few = max(1, CACHED // len(weight)) if logits.device.type == "cpu" else rows
             for some in zip(logits.split(few), powers.split(few), chosen.split(few), strict=True):
                 logprobs, entropies, total = _normalised(*some, entropy)
                 parts.append((logprobs, entropies))
                 totals.append(total)
-            if keeps:
-                kept += [powers, torch.cat(totals)]
+            if room:
+                kept.append((powers, torch.cat(totals)))
                 room -= powers.numel()
-        ctx.save_for_backward(hidden, weight, tokens, *([] if bias is None else [bias]), *kept)
-        ctx.constants, ctx.rows, ctx.has_bias = (scale, cap, temperature), rows, bias is not None
+        ctx.save_for_backward(hidden, weight, tokens, bias)
+        ctx.constants, ctx.rows, ctx.kept = (scale, cap, temperature), rows, kept
         empty = in_float32(hidden.new_empty(0))
         logprobs, entropies = (
             torch.cat([empty, *values]) for values in (zip(*parts, strict=True) if parts else ([], []))
@@ -164,18 +165,17 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        hidden, weight, tokens, *rest = ctx.saved_tensors
-        bias = rest.pop(0) if ctx.has_bias else None
+        hidden, weight, tokens, bias = ctx.saved_tensors
         wanted = ctx.needs_input_grad
+        kept, ctx.kept = ctx.kept, []  # written over; a second backward pass computes them again
         to_hidden = torch.empty_like(hidden) if wanted[0] else None
         to_weight = torch.zeros_like(weight) if wanted[1] else None
         to_bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
-        scratch = _scratch(hidden, weight, ctx.rows)
-        for index, start in enumerate(range(0, len(hidden), ctx.rows)):
+        scratch = _scratch(hidden[ctx.rows * len(kept) :], weight, ctx.rows)
+        for start in range(0, len(hidden), ctx.rows):
             some = slice(start, start + ctx.rows)
-            to_logits = _to_logits(
-                hidden[some], weight, bias, tokens[some], upstream[0][some], ctx.constants, rest[2 * index :], scratch
-            )
+            powers = kept.pop(0) if kept else _powers(hidden[some], weight, bias, ctx.constants, scratch)
+            to_logits = _to_logits(hidden[some], weight, bias, tokens[some], upstream[0][some], ctx.constants, powers)
             to_logits = to_logits.to(hidden.dtype)
             if to_hidden is not None:
                 torch.mm(to_logits, weight, out=to_hidden[some])
@@ -200,6 +200,15 @@ def _normalised(logits: Tensor, powers: Tensor, tokens: Tensor, entropy: bool) -
     return logprobs, log_total - mean, total
 
 
+def _powers(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, constants: tuple[float, float | None, float], scratch: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What was not kept of one chunk: probabilities, not yet normalised, in `scratch`, and their sums."""
+    logits = _scaled_logits(hidden, weight, bias, constants, scratch)
+    powers = logits.sub_(logits.amax(1, keepdim=True)).exp_()
+    return powers, powers.sum(1, keepdim=True)
+
+
 def _to_logits(
     hidden: Tensor,
     weight: Tensor,
@@ -207,24 +216,17 @@ def _to_logits(
     tokens: Tensor,
     upstream: Tensor,
     constants: tuple[float, float | None, float],
-    kept: list[Tensor],
-    scratch: Tensor,
+    powers: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Gradient in the head's output of one chunk, in `scratch`."""
+    """Gradient in the head's output of one chunk, in place of its probabilities `powers`."""
     scale, cap, temperature = constants
     gradient = (upstream * (scale / temperature))[:, None]
-    if kept:
-        powers, total = kept[:2]
-        scratch = scratch[: len(hidden)]
-    else:
-        powers = scratch = _scaled_logits(hidden, weight, bias, constants, scratch)
-        powers.sub_(powers.amax(1, keepdim=True)).exp_()
-        total = powers.sum(1, keepdim=True)
-    torch.mul(powers, -gradient / total, out=scratch)
-    scratch.scatter_add_(1, tokens[:, None], gradient)
+    probabilities, total = powers
+    found = probabilities.mul_(-gradient / total)
+    found.scatter_add_(1, tokens[:, None], gradient)
     if cap is not None:
-        scratch.mul_(1 - (_logits(hidden, weight, bias, scale, cap) / cap).square_())
-    return scratch
+        found.mul_(1 - (_logits(hidden, weight, bias, scale, cap) / cap).square_())
+    return found
 
 
 def _scratch(hidden: Tensor, weight: Tensor, rows: int) -> Tensor:
