@@ -67,9 +67,11 @@ def compare(name: str, repeats: int, known: dict[Case, list[Measured]]) -> list[
     wall = {side: [t for s, run in runs if s == side for t in run["wall"]] for side in sides}  # type: ignore[union-attr]
     memory = {side: max(run["memory"] for s, run in runs if s == side) for side in sides}  # type: ignore[type-var]
     if peer is None:
-        floors = [floor_seconds(case, float(run["rate"])) / t for _, run in runs for t in run["cpu"]]  # type: ignore[arg-type,union-attr]
-        unit = f"s CPU a step, {_spread(cpu)}, wall {_range(wall['ours'])}; ratio: share of the matmul floor"
-        return [_row(name, median(cpu["ours"]), None, median(floors), unit)]
+        steps = [pair for _, run in runs for pair in zip(run["cpu"], run["rates"], strict=True)]  # type: ignore[arg-type]
+        shares = [floor_seconds(case, rate) / seconds for seconds, rate in steps]
+        share = f"share of the matmul floor, {_range(shares)}"
+        unit = f"s CPU a step, {_spread(cpu)}, wall {_range(wall['ours'])}; ratio: {share}"
+        return [_row(name, median(cpu["ours"]), None, median(shares), unit)]
     rows = [
         _row(name, median(cpu["ours"]), median(cpu["peer"]), None, f"s CPU a step, {_spread(cpu)}"),
         _row(f"{name}/wall", median(wall["ours"]), median(wall["peer"]), None, f"s wall a step, {_spread(wall)}"),

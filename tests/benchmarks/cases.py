@@ -103,7 +103,7 @@ CASES = {
     "step_70m_bf16": (Case("step", PYTHIA_70M, 4, (128, 256), 4, 53, steps=2, low_precision=True), PEER),
     "step_14m": (Case("step", PYTHIA_14M, 8, (128, 256), 4, 53), PEER),
     "step_tiny": (Case("step", TINY, 32, (64, 64), 4, 32, steps=4), PEER),
-    "floor_70m": (Case("floor", PYTHIA_70M, 4, (128, 256), 4, 53, steps=4), None),
+    "floor_70m": (Case("floor", PYTHIA_70M, 4, (128, 256), 4, 53, steps=8), None),
     "sampler_70m": (Case("sampler", PYTHIA_70M, 4, (128, 256), 4, 53), GENERATE),
     "sampler_70m_bf16": (Case("sampler", PYTHIA_70M, 4, (128, 256), 4, 53, low_precision=True), GENERATE),
     "choice_50k": (Case("choice", PYTHIA_70M, 4, (1, 1), 4, 1, steps=60), HEAD),

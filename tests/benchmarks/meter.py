@@ -3,6 +3,7 @@
 import resource
 import time
 from collections.abc import Mapping
+from statistics import median
 
 import torch
 
@@ -35,11 +36,10 @@ class Meter(SilentObserver):
 
 
 def matmul_rate(rows: int = 1616, inner: int = 512, columns: int = 2048) -> float:
-    """Floating-point operations a second of a float32 matrix product of the update's shape; the best of many."""
-    left, right = torch.randn(rows, inner), torch.randn(inner, columns)
-    best = float("inf")
+    """Floating-point operations a second of a float32 matrix product of the update's shape, as most of many went."""
+    left, right, seconds = torch.randn(rows, inner), torch.randn(inner, columns), []
     for _ in range(60):
         started = time.process_time()
         torch.mm(left, right)
-        best = min(best, time.process_time() - started)
-    return 2 * rows * inner * columns / best
+        seconds.append(time.process_time() - started)
+    return 2 * rows * inner * columns / median(seconds)

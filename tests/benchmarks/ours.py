@@ -4,6 +4,7 @@ import tempfile
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -34,12 +35,13 @@ CHOICES = {
 
 
 def measure(case: Case) -> dict[str, object]:
-    """Seconds a step, memory, and the rate of a matrix product in this process."""
-    rate = matmul_rate()
+    """Seconds a step and memory; of a floor, rates of a matrix product, too."""
     if case.kind == "choice":
         return choice_seconds(case)
+    if case.kind == "floor":
+        return _floor(case)
     meter: Meter = globals()[f"_{case.kind}"](case)
-    return {**meter.report(), "rate": rate}
+    return meter.report()
 
 
 def _compute(case: Case):  # type: ignore[no-untyped-def]
@@ -111,14 +113,17 @@ def choice_seconds(case: Case) -> dict[str, object]:
 
 
 @kept_memory()
-def _floor(case: Case) -> Meter:
-    """Reference pass and update of completions that are given, with memory as in the training loop."""
+def _floor(case: Case) -> dict[str, object]:
+    """Reference pass and update of completions that are given, with memory as in the training loop.
+
+    The machine's speed changes from minute to minute: each step's `rates` is measured right before and after it.
+    """
     policy, frozen = case.shape.model(), case.shape.model().requires_grad_(False)
     layout, _ = choose_layout(policy.base_model, "auto")
     groups = CompletionGroups.from_ids(case.prompt_ids(), case.completion_ids(), PAD)
     reference = reference_logprobs(frozen, 1.0, layout)
     optimizer = make_optimizer([Part("policy", policy, LEARNING_RATE)], _algorithm("rloo", case))
-    meter = Meter()
+    meter, rates = Meter(), [matmul_rate()]
     for _ in range(case.steps):
         meter.start()
         log_ratio = completion_logprobs(policy, groups, temperature=1.0, layout=layout).logprobs - reference(groups)
@@ -127,7 +132,9 @@ def _floor(case: Case) -> Meter:
         optimizer.step()
         optimizer.zero_grad()
         meter.stop()
-    return meter
+        rates.append(matmul_rate())
+    around = [(before + after) / 2 for before, after in pairwise(rates)]
+    return {**meter.report(), "rates": around[1:]}
 
 
 def floor_seconds(case: Case, rate: float) -> float:

@@ -29,7 +29,7 @@ def test_a_peer_that_is_the_same_runs_once_and_a_missing_result_is_said(monkeypa
 
     def measure(side, name):
         asked.append((side, name))
-        return {"cpu": [4.0 if side == "peer" else 2.0], "wall": [1.0], "memory": 1.0, "rate": 1e9}
+        return {"cpu": [4.0 if side == "peer" else 2.0], "wall": [1.0], "memory": 1.0}
 
     monkeypatch.setattr(command, "measure", measure)
     known = {}
@@ -43,10 +43,13 @@ def test_a_peer_that_is_the_same_runs_once_and_a_missing_result_is_said(monkeypa
 
 
 def test_rows_without_a_peer_print_spread_and_wall_too(monkeypatch):
-    measured = {"cpu": [2.0, 4.0], "wall": [5.0, 6.0], "memory": 1.5, "rate": 1e12}
+    measured = {"cpu": [2.0, 4.0], "wall": [5.0, 6.0], "memory": 1.5, "rates": [1e11, 2e11]}
     monkeypatch.setattr(command, "measure", lambda side, name: measured)
     (floor,) = command._rows("floor_70m", 1, {})
-    assert floor["unit"] == "s CPU a step, ours 2.00-4.00, wall 5.00-6.00; ratio: share of the matmul floor"
+    low, high = floor_seconds(CASES["floor_70m"][0], 2e11) / 4, floor_seconds(CASES["floor_70m"][0], 1e11) / 2
+    assert floor["ratio"] == pytest.approx((low + high) / 2)  # each step's seconds with the rate around it
+    assert floor["unit"].startswith("s CPU a step, ours 2.00-4.00, wall 5.00-6.00; ratio: share of the matmul floor, ")
+    assert floor["unit"].endswith(f" {low:.2f}-{high:.2f}")
     growth = {row["name"]: row for row in command._rows("growth", 1, {})}
     assert set(growth) == set(GROWTH)
     tokens = 4 * 16 * 53
