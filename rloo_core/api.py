@@ -23,6 +23,7 @@ from rloo_core.algorithms.choices import needs_critic, needs_reference, own_adva
 from rloo_core.algorithms.collecting import Collector
 from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
 from rloo_core.attention import use_attention
+from rloo_core.cpu_products import slow_bfloat16
 from rloo_core.critics import Critic
 from rloo_core.layout import Layout, tried_layout
 from rloo_core.logprobs import reference_logprobs
@@ -116,6 +117,8 @@ def train_policy(
     disable_dropout(model)
     accelerator = make_accelerator(compute)
     layout = _layout(model, accelerator.device, compute, watch)
+    if slow := slow_bfloat16(compute.sampling_precision, accelerator.device):
+        watch.message(slow)
     start = copy.deepcopy(model) if needs_reference(algorithm) else None
     if compute.gradient_checkpointing:
         checkpoint_gradients(model)

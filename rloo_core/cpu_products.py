@@ -62,13 +62,27 @@ def _replaced(
             vars(layer).pop("forward", None)
 
 
+def slow_bfloat16(sampling_precision: str, device: torch.device) -> str | None:
+    """What to tell who samples from bfloat16 weights on a CPU that has to imitate them; None if all is well."""
+    if sampling_precision != "bfloat16" or device.type != "cpu" or _multiplies_bfloat16():
+        return None
+    return (
+        "this processor has no instructions for bfloat16 (AVX-512 BF16, AMX), so sampling takes longer with "
+        "compute.sampling_precision=bfloat16 than with float32"
+    )
+
+
+def _multiplies_bfloat16() -> bool:
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _worth_it(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.numel() >= SMALLEST
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        and (weight.dtype == torch.float32 or _multiplies_bfloat16())
     )
 
 

@@ -14,6 +14,7 @@ from rloo_core.algorithms.choices import needs_critic, needs_reference, own_adva
 from rloo_core.algorithms.collecting import Collector
 from rloo_core.algorithms.dpo import PreferenceOptimisation
 from rloo_core.algorithms.online import OnlineMethod, ReferenceLogprobs
+from rloo_core.cpu_products import slow_bfloat16
 from rloo_core.critics import Critic
 from rloo_core.evaluation.assessment import assess, means
 from rloo_core.evaluation.figures import reward_and_kl
@@ -114,6 +115,8 @@ def _online_method(bench: Bench) -> Method:
     longest = max(map(len, train.ids)) + own.max_new_tokens
     check_context(bench.policy, longest, "data.max_prompt_tokens or algorithm.max_new_tokens")
     _warn_of_truncation(own, bench.observer)
+    if slow := slow_bfloat16(bench.settings.compute.sampling_precision, loop.accelerator.device):
+        bench.observer.message(slow)
     reward = _reward(bench)
     reference = _reference(bench)(own.temperature) if needs_reference(own) else None
     collector = Collector(bench.policy, reward, train.ids, train.rows, bench.sampling(), own, loop.processes)

@@ -35,6 +35,20 @@ def train(directory, rewards=shorter, model=None, name="rloo", critic=None, obse
     )
 
 
+@pytest.mark.parametrize("has_instructions", [False, True])
+def test_sampling_in_a_type_that_the_processor_imitates_is_said(tmp_path, monkeypatch, has_instructions):
+    monkeypatch.setattr("rloo_core.cpu_products._multiplies_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr("rloo_core.cpu_products._worth_it", lambda weight: False)  # whatever this processor has
+    compute = ComputeSettings.model_validate(api._yaml("compute", "cpu") | {"sampling_precision": "bfloat16"})
+    observer, told = SilentObserver(), []
+    observer.message = told.append
+    settings = recipe("rloo", **(SMALL | {"steps": 1}))
+    train_policy(
+        tiny_neox(), tiny_tokenizer(), PROMPTS, shorter, settings, tmp_path, compute=compute, observer=observer
+    )
+    assert ["sampling_precision=bfloat16 than with float32" in text for text in told] == [True] * (not has_instructions)
+
+
 def test_the_reward_rises_and_the_model_changes_in_place(tmp_path):
     start = copy.deepcopy(tiny_neox())
     model, history = train(tmp_path, steps=12)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rloo_core.cpu_products import fast_products, packed_weights
+from rloo_core.cpu_products import fast_products, packed_weights, slow_bfloat16
 from tests.rloo_core.tiny import tiny_llama, tiny_neox
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
@@ -65,3 +65,14 @@ def test_float64_and_models_that_compute_activations_again_are_left_alone():
     double = tiny_neox().double()
     with fast_products(double), packed_weights(double, rows=1):
         assert not replaced(double)
+
+
+def test_bfloat16_that_a_processor_imitates_is_called_slow(monkeypatch):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr("rloo_core.cpu_products._multiplies_bfloat16", lambda: False)
+    assert "takes longer" in slow_bfloat16("bfloat16", cpu)
+    assert slow_bfloat16("float32", cpu) is None
+    assert slow_bfloat16("bfloat16", gpu) is None
+    monkeypatch.undo()
+    monkeypatch.setattr("rloo_core.cpu_products._multiplies_bfloat16", lambda: True)
+    assert slow_bfloat16("bfloat16", cpu) is None

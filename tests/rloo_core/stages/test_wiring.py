@@ -301,6 +301,16 @@ def test_the_reward_model_is_laid_out_as_its_own_architecture_allows(inputs, tmp
     assert set(used) == {common.Layout.PADDED}
 
 
+def test_sampling_in_a_type_that_the_processor_imitates_is_said(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr("rloo_core.cpu_products._multiplies_bfloat16", lambda: False)
+    settings = policy_settings(reward=NOTHING)
+    compute = settings.compute.model_copy(update={"sampling_precision": "bfloat16"})
+    observer, told = SilentObserver(), []
+    observer.message = told.append
+    policy.run(settings.model_copy(update={"compute": compute}), inputs, tmp_path, observer)
+    assert ["sampling_precision=bfloat16 than with float32" in text for text in told] == [True]
+
+
 @pytest.mark.parametrize("stage", ["sft", "reward_model", "policy", "critic", "dpo", "evaluation"])
 def test_every_model_of_a_stage_computes_attention_as_asked_for(inputs, tmp_path, stage):
     """The policy, its reference, the reward model, the critic: whatever decoder is called."""
