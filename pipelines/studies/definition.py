@@ -84,11 +84,19 @@ class Axis(Settings):
 
 
 class Seeds(Settings):
-    """Which seeds, and what a seed is: of `policy` stage and evaluation only, or of `everything` that is trained."""
+    """Which seeds, and what a seed is of.
+
+    Attributes:
+        count: Seeds.
+        first: The first of them; others follow.
+        vary: The `policy` stage and evaluation only, the `reward_model`, too, or `everything` that is trained.
+        fixed: Seed of what does not vary; None is the first.
+    """
 
     count: Count
     first: CountOrZero = 0
-    vary: Literal["policy", "everything"]
+    vary: Literal["policy", "reward_model", "everything"]
+    fixed: CountOrZero | None = None
 
     @property
     def all(self) -> range:

@@ -144,7 +144,11 @@ def _overrides(study: Definition, cell: Cell, root: str) -> list[str]:
 def _seeds(seeds: Seeds, seed: int) -> dict[str, int]:
     if seeds.vary == "everything":
         return {"seed": seed}
-    return {"seed": seeds.first, "algorithm.seed": seed, "evaluation.seed": seed}
+    varied = (
+        ["reward_model", "algorithm", "evaluation"] if seeds.vary == "reward_model" else ["algorithm", "evaluation"]
+    )
+    fixed = seeds.first if seeds.fixed is None else seeds.fixed
+    return {"seed": fixed, **{f"{section}.seed": seed for section in varied}}
 
 
 def _ancestry(stage: str) -> list[str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OF_A_SEED = {
     "everything": "varies all that is trained (SFT, reward model, policy) and what is sampled; data are the same",
+    "reward_model": "varies the reward model, the policy stage and what is sampled; the SFT model is the same",
     "policy": "varies the policy stage and what is sampled; SFT and reward model are the same for all seeds",
 }
 

@@ -15,6 +15,13 @@ def policy_seeds(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def reward_model_seeds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("points")
+    seeds = {"count": 3, "first": 5, "vary": "reward_model", "fixed": 2}
+    return points_of(small(folder, seeds=seeds), str(folder))
+
+
+@pytest.fixture(scope="module")
 def seeds_of_everything(tmp_path_factory):
     folder = tmp_path_factory.mktemp("points")
     seeds = {"count": 3, "first": 5, "vary": "everything"}
@@ -47,7 +54,15 @@ def test_a_seed_of_everything_varies_all_that_is_trained(seeds_of_everything):
         assert found.data.seed == 0
 
 
-@pytest.mark.parametrize("points", ["policy_seeds", "seeds_of_everything"])
+def test_a_seed_of_the_reward_model_leaves_sft(reward_model_seeds):
+    assert {point.seed for point in reward_model_seeds} == {5, 6, 7}
+    for point in reward_model_seeds:
+        found = point.settings
+        assert (found.reward_model.seed, found.algorithm.seed, found.evaluation.seed) == (point.seed,) * 3
+        assert (found.seed, found.sft.seed) == (2, 2)
+
+
+@pytest.mark.parametrize("points", ["policy_seeds", "reward_model_seeds", "seeds_of_everything"])
 def test_composing_a_cell_once_gives_what_composing_each_point_gives(points, request):
     for point in request.getfixturevalue(points)[::5]:
         assert point.settings == load_settings(point.overrides)
@@ -81,6 +96,10 @@ def test_points_that_differ_in_their_algorithm_share_all_before_it(policy_seeds)
 
 def test_with_seeds_of_everything_each_seed_has_its_own(seeds_of_everything):
     assert needs(seeds_of_everything) == {"data": 1, "sft": 3, "reward_model": 3}
+
+
+def test_with_seeds_of_the_reward_model_all_share_sft(reward_model_seeds):
+    assert needs(reward_model_seeds) == {"data": 1, "sft": 1, "reward_model": 3}
 
 
 def test_what_one_point_needs_alone_is_not_shared(policy_seeds):
