@@ -14,10 +14,7 @@ from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
-from prefect.settings import (
-    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-    get_current_settings,
-)
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, get_current_settings
 from prefect.states import Completed
 
 from pipelines import deployed, flow_artifacts, flow_ends, flow_records

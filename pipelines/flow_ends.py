@@ -17,12 +17,10 @@ from pipelines.flow_records import FlowRecord, State
 from pipelines.prefect_server import Server
 from pipelines.preflight import server_trouble
 
-Say = Callable[[str], None]
-
 
 class _Held(NamedTuple):
     record: FlowRecord
-    warn: Say
+    warn: Callable[[str], None]
 
 
 _held: dict[str, _Held] = {}
@@ -34,7 +32,7 @@ def flow_run_id() -> str | None:
     return str(context.flow_run.id) if context is not None and context.flow_run is not None else None
 
 
-def held_record(root: Path, warn: Say) -> FlowRecord:
+def held_record(root: Path, warn: Callable[[str], None]) -> FlowRecord:
     """The record of the running flow run, held by this process until it is forgotten or `looked_after` is left.
 
     Args:
@@ -62,7 +60,9 @@ def forget(flow: Flow[..., Any], flow_run: FlowRun, state: ServerState[Any]) -> 
 
 
 @contextmanager
-def looked_after(root: Path, server: Server, say: Say, settings: Mapping[Any, Any] | None = None) -> Iterator[None]:
+def looked_after(
+    root: Path, server: Server, say: Callable[[str], None], settings: Mapping[Any, Any] | None = None
+) -> Iterator[None]:
     """Around flow runs that a command starts: repairs those of dead processes first, sends the logs at the end.
 
     Args:

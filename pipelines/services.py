@@ -20,7 +20,6 @@ from pipelines.services_keeper import SPEC, answers
 from pipelines.ui import server_command
 from rloo_core.settings import ExperimentSettings
 
-Say = Callable[[str], None]
 START_SECONDS = 240.0
 STOP_SECONDS = 90.0
 LOG = "services.log"
@@ -31,7 +30,7 @@ class ServicesError(Refused):
     """The services could not be started or stopped; the message says what to do."""
 
 
-def up(settings: ExperimentSettings, overrides: Sequence[str], foreground: bool, say: Say) -> None:
+def up(settings: ExperimentSettings, overrides: Sequence[str], foreground: bool, say: Callable[[str], None]) -> None:
     """Start the services, make the deployments, and wait until all of it answers.
 
     Where they run already, the deployments are brought up to date.
@@ -59,7 +58,7 @@ def up(settings: ExperimentSettings, overrides: Sequence[str], foreground: bool,
     _tell(_wait_until_up(root, keeper), say)
 
 
-def down(root: Path, say: Say) -> None:
+def down(root: Path, say: Callable[[str], None]) -> None:
     """Stop the services, and with them the flow runs of their worker, which go on from their checkpoints when retried.
 
     Raises:
@@ -78,7 +77,7 @@ def down(root: Path, say: Say) -> None:
     say(f"the services of {root} are stopped")
 
 
-def status(root: Path, say: Say) -> bool:
+def status(root: Path, say: Callable[[str], None]) -> bool:
     """Say what runs and what does not; True if everything does."""
     running = running_services(root)
     if running is None:
@@ -93,7 +92,7 @@ def status(root: Path, say: Say) -> bool:
     return all(healthy.values())
 
 
-def deploy(settings: ExperimentSettings, overrides: Sequence[str], say: Say) -> None:
+def deploy(settings: ExperimentSettings, overrides: Sequence[str], say: Callable[[str], None]) -> None:
     """Make work pool and deployments, on the running services or on the server of PREFECT_API_URL.
 
     Raises:
@@ -120,7 +119,7 @@ def _of_the_machine(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if not text.startswith("paths.")]
 
 
-def redeploy(settings: ExperimentSettings, api_url: str, say: Say) -> None:
+def redeploy(settings: ExperimentSettings, api_url: str, say: Callable[[str], None]) -> None:
     """Bring the work pool and the deployments of a server up to date.
 
     Raises:
@@ -168,7 +167,7 @@ def specification(settings: ExperimentSettings, overrides: Sequence[str]) -> dic
     return {"services": services, **commands, "deliver": sync, "pool": own.work_pool, "state": state}
 
 
-def prepare_tracking(settings: ExperimentSettings, say: Say) -> None:
+def prepare_tracking(settings: ExperimentSettings, say: Callable[[str], None]) -> None:
     """Make and migrate MLflow's database before several processes use it, and end the runs of dead processes.
 
     Raises:
@@ -259,7 +258,7 @@ def _worker_online(services: Services) -> bool:
         return False
 
 
-def _tell(services: Services, say: Say) -> None:
+def _tell(services: Services, say: Callable[[str], None]) -> None:
     say(f"Prefect  {services.prefect}   runs, deployments, schedules; PREFECT_API_URL={services.prefect_api}")
     say(f"MLflow   {services.mlflow}   curves, tables, model versions")
     say(f"worker   work pool {services.pool}")

@@ -19,7 +19,7 @@ from prefect.task_runners import TaskRunner
 
 from pipelines import flow_ends
 from pipelines.flow_artifacts import cell, escaped, run_of_the_whole
-from pipelines.flow_ends import Say, flow_run_id
+from pipelines.flow_ends import flow_run_id
 from pipelines.flow_parameters import Override, offered
 from pipelines.flow_records import State
 from pipelines.prefect_server import Server
@@ -74,7 +74,12 @@ def _deployed() -> str:
 
 
 def run_as_flow(
-    run: Callable[[], str], parameters: Mapping[str, Any], runner: TaskRunner[Any], root: Path, server: Server, say: Say
+    run: Callable[[], str],
+    parameters: Mapping[str, Any],
+    runner: TaskRunner[Any],
+    root: Path,
+    server: Server,
+    say: Callable[[str], None],
 ) -> None:
     """Run a study, prepared by `rloo study`, inside a flow run.
 
