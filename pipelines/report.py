@@ -27,6 +27,8 @@ def final_table(summary: Summary) -> Table:
         title=f"SFT → policy on {count}held-out prompts (wins against references, 95 %)",
         title_justify="left",
         pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
     )
     for column in ("", "SFT", "policy", "difference"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
@@ -48,16 +50,16 @@ def _rows(summary: Summary, decoding: str) -> list[tuple[str, list[str]]]:
     difference = _rate(summary, f"evaluation/difference/{decoding}", signed=True)
     rows = [("win rate, %", [_rate(summary, sft), _rate(summary, policy), difference])]
     formats: list[tuple[str, str, Callable[[float], str]]] = [
-        ("gold reward", "gold_reward", "{:.2f}".format),
-        ("training reward", "proxy_reward", "{:.2f}".format),
+        ("gold reward", "gold_reward", "{:z.2f}".format),
+        ("training reward", "proxy_reward", "{:z.2f}".format),
         # along the one greedy path the log-ratio is no estimate of the KL
-        ("KL, nats" if decoding == "sampled" else "log-ratio", "kl", "{:.2f}".format),
-        ("length, tokens", "length", "{:.1f}".format),
+        ("KL, nats" if decoding == "sampled" else "log-ratio", "kl", "{:z.2f}".format),
+        ("length, tokens", "length", "{:z.1f}".format),
         ("finished, %", "finished", lambda value: f"{100 * value:.1f}"),
     ]
     for label, key, show in formats:
         before, after = summary.get(f"{sft}/{key}"), summary.get(f"{policy}/{key}")
-        cells = [MISSING if value is None else show(value) for value in (before, after)]
+        cells = [MISSING if value is None else _with_minus(show(value)) for value in (before, after)]
         change = MISSING if before is None or after is None else _signed(show, after - before)
         rows.append((label, [*cells, change]))
     return rows
@@ -76,5 +78,9 @@ def _rate(summary: Summary, prefix: str, signed: bool = False) -> str:
     text = f"{100 * rate:{sign}.1f}"
     low, high = summary.get(f"{prefix}/win_rate_low"), summary.get(f"{prefix}/win_rate_high")
     if low is None or high is None:
-        return text
-    return f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+        return _with_minus(text)
+    return _with_minus(f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]")
+
+
+def _with_minus(text: str) -> str:
+    return text.replace("-", "−")

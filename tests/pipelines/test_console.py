@@ -46,13 +46,26 @@ def test_the_table_says_before_after_and_difference() -> None:
     assert not any("gold" in line for line in lines)  # no gold reward is known: no row
 
 
+def test_numbers_have_one_minus_sign_and_zero_has_none() -> None:
+    console, who = recorded(), "evaluation/{}/sampled/proxy_reward".format
+    change = {f"evaluation/difference/sampled/win_rate{end}": -0.25 for end in ("", "_low", "_high")}
+    console.rich.print(final_table({**SUMMARY, **change, who("sft"): -0.001, who("policy"): -0.31}))
+    lines = [" ".join(line.split()) for line in printed(console).splitlines()]
+    assert "training reward 0.00 −0.31 −0.31" in lines
+    assert "win rate, % 25.0 [22.3, 27.7] 50.0 −25.0 [−25.0, −25.0]" in lines
+
+
 def test_the_table_fits_into_80_columns() -> None:
     rates = {f"evaluation/{who}/sampled/win_rate{end}": 0.987 for who in ("sft", "policy", "difference")
              for end in ("", "_low", "_high")}  # fmt: skip
+    rates |= {"evaluation/policy/sampled/win_rate_high": 1.0}
+    rewards = {f"evaluation/{who}/sampled/proxy_reward": 0.5 for who in ("sft", "policy")}  # the longest name
     console = Console(RichConsole(file=io.StringIO(), width=80))
-    console.rich.print(final_table({**SUMMARY, **rates}))
+    console.rich.print(final_table({**SUMMARY, **rates, **rewards}))
     assert "98.7 [98.7, 98.7]" in printed(console)
+    assert "98.7 [98.7, 100.0]" in printed(console)
     assert "+98.7 [+98.7, +98.7]" in printed(console)
+    assert "…" not in printed(console)
 
 
 def test_the_end_says_where_things_are_and_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
