@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.browser import Browser, chromium
-from tests.end_to_end.services import Machine
+from tests.end_to_end.services import Machine, until
 
 STAGES = ("data", "sft", "reward_model", "policy", "evaluation")
+DRAWN = "document.querySelectorAll('.js-plotly-plot .trace').length"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,7 @@ def test_mlflow_s_parent_run_leads_to_the_stages(browser: Browser, experiment: s
 
 def test_mlflow_shows_curves(browser: Browser, experiment: str, runs: dict[str, str]) -> None:
     browser.open(f"{experiment}/runs/{runs['policy']}/model-metrics", "policy (advantage/std)", "truncated_frac")
+    until(lambda: browser.evaluate(DRAWN) >= 3, "curves to be drawn", 240)
     browser.picture("mlflow-curves")
 
 
