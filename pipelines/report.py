@@ -59,7 +59,7 @@ def _rows(summary: Summary, decoding: str) -> list[tuple[str, list[str]]]:
     ]
     for label, key, show in formats:
         before, after = summary.get(f"{sft}/{key}"), summary.get(f"{policy}/{key}")
-        cells = [MISSING if value is None else _with_minus(show(value)) for value in (before, after)]
+        cells = [MISSING if value is None else with_minus(show(value)) for value in (before, after)]
         change = MISSING if before is None or after is None else _signed(show, after - before)
         rows.append((label, [*cells, change]))
     return rows
@@ -78,9 +78,10 @@ def _rate(summary: Summary, prefix: str, signed: bool = False) -> str:
     text = f"{100 * rate:{sign}.1f}"
     low, high = summary.get(f"{prefix}/win_rate_low"), summary.get(f"{prefix}/win_rate_high")
     if low is None or high is None:
-        return _with_minus(text)
-    return _with_minus(f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]")
+        return with_minus(text)
+    return with_minus(f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]")
 
 
-def _with_minus(text: str) -> str:
+def with_minus(text: str) -> str:
+    """Numbers with a minus that is as wide as a plus."""
     return text.replace("-", "−")

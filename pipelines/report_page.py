@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipelines.pictures import Drawing, svg
+from pipelines.report import with_minus
 
 TEMPLATE = "report.html.j2"
 A_NUMBER = re.compile(r"[\[<]?\s*[+−-]?[\d.]")
@@ -128,7 +129,7 @@ def environment() -> Environment:
 
 def number(value: float | None, places: int = 2) -> str:
     """A number for a table; "–" where there is none."""
-    return "–" if value is None else f"{value:.{places}f}".replace("-", "−")
+    return "–" if value is None else with_minus(f"{value:.{places}f}")
 
 
 def is_of_words(rows: Sequence[Sequence[str]], place: int) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pipelines.report import with_minus
 from pipelines.studies.definition import Cell
 from pipelines.studies.definition import Table as Wish
 from pipelines.studies.page import Table
@@ -76,8 +77,7 @@ def _tested(found: Contrast, corrected: float, digits: int) -> list[str]:
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:
-    """With a minus that is as wide as a plus."""
-    return f"{value:{sign}.{digits}f}".replace("-", "−")
+    return with_minus(f"{value:{sign}.{digits}f}")
 
 
 def _note(found: Values, wish: Wish, cells: Sequence[Cell]) -> str:
