@@ -121,8 +121,8 @@ class RunCopy:
         self.open()
         if self.done:
             return True
-        with self.evidence.lock:
-            version = self.evidence.version
+        with self.evidence.lock:  # nothing is written after the end: who has seen it sends all there is
+            version, ended = self.evidence.version, not state.is_open
         self._try("log its tags", self._tags)
         self._try("log its parameters", self._parameters, once=True)
         if self._sent.get("version") != version:
@@ -134,7 +134,7 @@ class RunCopy:
         if self.adopted or self.reused:
             self.queue.doubt()
         self._try("log metrics", lambda: self.queue.send(self.client, self.run_id))
-        return not state.is_open and self.mirror.may_close(self) and self._close()
+        return ended and not state.is_open and self.mirror.may_close(self) and self._close()
 
     def _close(self) -> bool:
         """The end of a run, in an order that can be gone through again."""

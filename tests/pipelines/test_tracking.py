@@ -121,6 +121,27 @@ def test_a_run_and_its_stage(tracker: Tracker, told: list[str]) -> None:
     assert told == []
 
 
+def test_what_is_written_during_a_pass_that_sees_the_end_is_sent(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, api = start(tracker, "sft"), tracker.connection.client
+    until(lambda: bool(stage.run_id))
+    log_batch = api.log_batch
+
+    def slow(run_id: str, metrics: list[Metric] = (), **rest: Any) -> None:  # type: ignore[assignment]
+        if metrics and stage.evidence.state.is_open:  # this pass has sent the files already
+            stage.table("late", [{"a": 1}])
+            publish(tracker, stage)
+        log_batch(run_id, metrics=metrics, **rest)
+
+    monkeypatch.setattr(api, "log_batch", slow)
+    stage.metrics(1, {"loss": 1.0})
+    until(lambda: not stage.evidence.state.is_open)
+    settle(tracker)
+    assert [file.path for file in client(tracker).list_artifacts(stage.run_id, "tables")] == ["tables/late.json"]
+    assert client(tracker).get_run(stage.run_id).info.status == "FINISHED"
+
+
 def test_everything_lies_below_the_run_root(tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
