@@ -148,15 +148,15 @@ class Store:
         run_id: str | None = None,
         accepted: Mapping[str, Any] | None = None,
     ) -> Manifest:
-        """Turn the work directory of a stage into its finished output, by one rename. Checkpoints are dropped.
+        """Turn the work directory of a stage into its finished output, by one rename.
 
+        Checkpoints are dropped after it: whoever is stopped before can still go on from them.
         An older output with this fingerprint is replaced; one with the same bytes stays, with a new manifest.
 
         Raises:
             ValueError: If the stage left nothing, or left links.
         """
         work = self.work(stage, fingerprint)
-        shutil.rmtree(work / CHECKPOINTS, ignore_errors=True)
         (work / MANIFEST).unlink(missing_ok=True)
         files = _written_files(work)
         manifest = Manifest(
@@ -179,6 +179,7 @@ class Store:
             return _renewed(work, self.path(stage, fingerprint), manifest)
         write_atomically(work / MANIFEST, manifest.to_json())
         self._put_in_place(work, stage, fingerprint)
+        shutil.rmtree(self.path(stage, fingerprint) / CHECKPOINTS, ignore_errors=True)
         return manifest
 
     def take_over(
@@ -194,7 +195,8 @@ class Store:
         stage = earlier.stage
         work = self.work(stage, f"{fingerprint}.accepted")
         shutil.rmtree(work)
-        shutil.copytree(self.path(stage, earlier.fingerprint), work, copy_function=_link_or_copy)
+        ignored = shutil.ignore_patterns(CHECKPOINTS)
+        shutil.copytree(self.path(stage, earlier.fingerprint), work, copy_function=_link_or_copy, ignore=ignored)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         note = {"from": earlier.fingerprint, "at": now, "changed": list(changed)}
         manifest = replace(earlier, fingerprint=fingerprint, parts=dict(parts), accepted=note)
@@ -303,10 +305,12 @@ def output_digest(files: Mapping[str, StoredFile]) -> str:
 
 
 def _written_files(directory: Path) -> dict[str, StoredFile]:
-    """Flush to disk what a stage left, and describe its outputs (all but the logs)."""
+    """Flush to disk what a stage left, and describe its outputs: all but logs and checkpoints."""
     files: dict[str, StoredFile] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
+        if name.split("/")[0] == CHECKPOINTS:
+            continue
         if path.is_symlink():
             raise ValueError(f"a stage leaves plain files, but {name} is a link; write the file itself")
         fsync(path)

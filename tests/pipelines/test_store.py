@@ -122,6 +122,18 @@ def test_checkpoints_go_and_logs_do_not_count(store):
     assert not (store.path("sft", FINGERPRINT) / "checkpoints").exists()
 
 
+def test_checkpoints_stay_until_the_output_is_in_its_place(store, monkeypatch):
+    """Whoever is stopped while gigabytes are hashed goes on from them."""
+
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("pipelines.store.write_atomically", full)
+    with pytest.raises(OSError, match="No space"):
+        finish(store, {"table": "12", "checkpoints/step-1/state": "x"})
+    assert (store.work("sft", FINGERPRINT) / "checkpoints/step-1/state").read_text() == "x"
+
+
 def test_a_forced_run_replaces_what_was_there(store):
     finish(store)
     made = finish(store, {"other": "xyz"})
