@@ -4,20 +4,23 @@ An output stays if one of these needs it, directly or as an input of what they n
 
 - a registered model version in MLflow,
 - one of the newest pipeline runs, or one that is running,
+- a model that MLflow has yet to get,
 - a stage that is being computed (its lock is held).
 """
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.disk import used
-from pipelines.evidence import RUNNING
+from pipelines.evidence import PENDING, RUNNING
 from pipelines.records import records
-from pipelines.store import Store
+from pipelines.store import CHECKPOINTS, Store
 from rloo_core.stages import STAGES
 
 Output = tuple[str, str]  # stage, fingerprint
@@ -42,15 +45,16 @@ def removals(store: Store, registered: Iterable[Output], keep_runs: int) -> list
         registered: Outputs that registered models were made by.
         keep_runs: How many of the newest pipeline runs keep their outputs.
     """
-    needed = with_inputs(store, {*registered, *_of_runs(store, keep_runs)})
+    needed = with_inputs(store, {*registered, *_of_runs(store, keep_runs), *_to_be_sent(store)})
     found = [*_outputs(store, needed), *_work(store, needed)]
     return sorted(found, key=lambda removal: removal.size, reverse=True)
 
 
 def remove(removal: Removal, store: Store) -> bool:
-    """Remove it, unless its lock is held. Returns whether it is gone."""
-    with _Locked(store, removal.stage, removal.fingerprint) as free:
-        if free:
+    """Remove it, unless its lock is held or a run that goes on reads it by now. Returns whether it is gone."""
+    output = (removal.stage, removal.fingerprint)
+    with _Locked(store, *output) as free:
+        if free and output not in with_inputs(store, set(_of_runs(store, 0))):
             if removal.path == store.path(removal.stage, removal.fingerprint):
                 store.note_pruned(removal.stage, removal.fingerprint)
             shutil.rmtree(removal.path, ignore_errors=True)
@@ -81,20 +85,32 @@ def _of_runs(store: Store, keep: int) -> Iterator[Output]:
             yield from ((note["stage"], note["fingerprint"]) for note in record.state.notes)
 
 
+def _to_be_sent(store: Store) -> Iterator[Output]:
+    """The outputs whose MLflow run is not complete, so that their models may not be registered yet."""
+    for file in (store.root / PENDING).glob("*.json"):
+        with suppress(OSError, ValueError, KeyError):
+            place = json.loads(file.read_text(encoding="utf-8"))
+            yield place["stage"], place["fingerprint"]
+
+
 def _outputs(store: Store, needed: Collection[Output]) -> Iterator[Removal]:
     for stage in STAGES:
         for directory in sorted((store.root / "store" / stage).glob("*")):
             output = (stage, directory.name)
-            if output not in needed and _is_free(store, *output):
-                yield Removal(
-                    directory, *output, "output of no run that is kept and no registered model", used(directory)
-                )
+            left = directory / CHECKPOINTS  # by a process that was killed between publishing and removing them
+            if not _is_free(store, *output):
+                continue
+            if output not in needed:
+                why = "output of no run that is kept and no registered model"
+                yield Removal(directory, *output, why, used(directory))
+            elif left.is_dir():
+                yield Removal(left, *output, "checkpoints of a stage that has finished", used(left))
 
 
 def _work(store: Store, needed: Collection[Output]) -> Iterator[Removal]:
     for stage in STAGES:
         for directory in sorted((store.root / "work" / stage).glob("*")):
-            fingerprint = directory.name.removesuffix(".old")
+            fingerprint = directory.name.partition(".")[0]  # fp, fp.old, fp.accepted
             if not _is_free(store, stage, fingerprint):
                 continue
             if directory.name.endswith(".old"):

@@ -12,15 +12,17 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
+from mlflow.store.entities import PagedList
 from mlflow.types.schema import ColSpec, Schema
 
 from pipelines.tracking.connection import Connection
@@ -219,11 +221,19 @@ def model_of(client: MlflowClient, run_id: str) -> ModelReference | None:
 
 def registered_outputs(client: MlflowClient) -> list[tuple[str, str]]:
     """Stage and fingerprint of what every registered version was made by; nothing of these may be removed."""
-    return [
-        (registered.tags.get("stage", ""), registered.tags.get("fingerprint", ""))
-        for model in client.search_registered_models()
-        for registered in client.search_model_versions(f"name = '{model.name}'")
-    ]
+    versions = _every_page(client.search_model_versions)
+    return [(version.tags.get("stage", ""), version.tags.get("fingerprint", "")) for version in versions]
+
+
+def _every_page(search: Callable[..., PagedList[ModelVersion]]) -> Iterator[ModelVersion]:
+    """All that a search finds; MLflow gives a page at a time."""
+    token: str | None = None
+    while True:
+        page = search(page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def mark_pruned(client: MlflowClient, run_id: str) -> None:

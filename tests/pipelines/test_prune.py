@@ -1,10 +1,18 @@
 """Pruning: what nothing refers to goes, what a registered model needs never does."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
+from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
+from mlflow.store.entities import PagedList
+
+from pipelines.evidence import PENDING
 from pipelines.plan import Selection, make_plan
 from pipelines.prune import removals, remove
+from pipelines.records import records
 from pipelines.store import Store
 from pipelines.tracking.models import registered_outputs
 from rloo_core.settings import ExperimentSettings
@@ -68,3 +76,54 @@ def test_checkpoints_of_a_failed_run_stay_while_it_is_kept(settings: ExperimentS
         assert not remove(going, store)
     assert remove(going, store)
     assert not Path(going.path).exists()
+
+
+def test_what_a_run_reads_by_now_stays(settings: ExperimentSettings) -> None:  # noqa: F811
+    store = Store(settings.paths.root)
+    for kl_coef in (0.1, 0.2):
+        assert run(with_kl(unregistered(settings), kl_coef))[0] == 0
+    going = removals(store, [], keep_runs=1)
+    reader, policy = records(store.root)[-1].evidence, next(each for each in going if each.stage == "policy")
+    assert {"stage": "policy", "action": "run", "fingerprint": policy.fingerprint} in reader.state.notes
+    reader.take_up("")  # that run goes on
+    reader.save()
+    assert [remove(removal, store) for removal in going] == [False] * len(going)
+    reader.close("FINISHED")
+    assert all(remove(removal, store) for removal in going)
+
+
+def test_an_output_that_mlflow_has_yet_to_get_stays(settings: ExperimentSettings) -> None:  # noqa: F811
+    store = Store(settings.paths.root)
+    for kl_coef in (0.1, 0.2):
+        assert run(with_kl(unregistered(settings), kl_coef))[0] == 0
+    policy = next(each for each in removals(store, [], keep_runs=1) if each.stage == "policy")
+    waiting = store.root / PENDING / "k.json"
+    waiting.write_text(json.dumps({"stage": "policy", "fingerprint": policy.fingerprint}))
+    assert [each.stage for each in removals(store, [], keep_runs=1)] == ["evaluation"]
+
+
+def test_checkpoints_that_a_killed_process_left_in_an_output_go(settings: ExperimentSettings) -> None:  # noqa: F811
+    store = Store(settings.paths.root)
+    assert run(settings)[0] == 0
+    (output,) = (store.root / "store" / "sft").iterdir()
+    (output / "checkpoints").mkdir()
+    (output / "checkpoints" / "state").write_text("x" * 100)
+    (going,) = removals(store, registered_outputs(client_of(settings)), keep_runs=1)
+    assert (going.path, going.reason) == (output / "checkpoints", "checkpoints of a stage that has finished")
+    assert remove(going, store)
+    assert store.find("sft", output.name, verify=True)[0] is not None
+
+
+def test_versions_on_every_page_are_seen() -> None:
+    pages = {None: ([version("a")], "next"), "next": ([version("b")], None)}
+
+    class Client:
+        def search_model_versions(self, page_token: str | None) -> PagedList[ModelVersion]:
+            return PagedList(*pages[page_token])
+
+    assert registered_outputs(cast("MlflowClient", Client())) == [("policy", "a"), ("policy", "b")]
+
+
+def version(fingerprint: str) -> ModelVersion:
+    tags = [ModelVersionTag("stage", "policy"), ModelVersionTag("fingerprint", fingerprint)]
+    return ModelVersion("m", "1", 0, tags=tags)
