@@ -107,7 +107,7 @@ class Executor:
         """
         verify = name in self._read  # bytes are hashed before they are used
         planned = self.planner.resolve(name, self._inputs(name), verify)
-        if planned.action == "run":
+        if planned.action == "run" or _is_of_other_code(planned):
             assert planned.fingerprint is not None
             with self.store.lock(name, planned.fingerprint, on_wait=self.console.line):
                 planned = self.planner.resolve(name, self._inputs(name), verify)  # it may have been computed meanwhile
@@ -126,7 +126,7 @@ class Executor:
     def _reuse(self, planned: PlannedStage) -> Outcome:
         manifest = planned.manifest
         assert manifest is not None, f"{planned.name} is to be {planned.action}d, but has no manifest"
-        if manifest.fingerprint != planned.fingerprint:
+        if _is_of_other_code(planned):
             manifest = self._take_over(planned, manifest)
         self.manifests[planned.name] = manifest
         self.tracker.reused(manifest)
@@ -224,3 +224,8 @@ class Executor:
     def _outcome(self, manifest: Manifest, reused: bool) -> Outcome:
         directory = self.store.path(manifest.stage, manifest.fingerprint)
         return Outcome(manifest.stage, directory, manifest.run_id or "", reused, manifest.summary, manifest.duration)
+
+
+def _is_of_other_code(planned: PlannedStage) -> bool:
+    """Whether an output is reused that a person has accepted for this code, and that stands for it from now on."""
+    return planned.manifest is not None and planned.manifest.fingerprint != planned.fingerprint

@@ -1,6 +1,7 @@
 """A whole run with stages that do next to nothing: reuse, errors, signals, crashes, and what MLflow says afterwards."""
 
 import errno
+import fcntl
 import io
 import os
 import re
@@ -24,7 +25,7 @@ from pipelines.config_errors import ConfigError
 from pipelines.console import Console
 from pipelines.plan import Selection, make_plan
 from pipelines.records import Record, find_record, left_of, records, to_resume
-from pipelines.store import Store
+from pipelines.store import Manifest, Store
 from pipelines.tracking.tracker import PATIENCE
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
@@ -120,6 +121,14 @@ def test_a_harmless_code_change_is_accepted_and_recorded(
     fake_stages.calls.clear()
     original = fingerprint._code
     monkeypatch.setattr(fingerprint, "_code", lambda *a: original(*a) | {"rloo_core.trainer": "edited"})
+    take_over = Store.take_over
+
+    def alone(store: Store, earlier: Manifest, new: str, *rest: Any) -> Manifest:
+        with (store.root / "locks" / f"{earlier.stage}-{new}").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another run that accepts it would wait
+        return take_over(store, earlier, new, *rest)
+
+    monkeypatch.setattr(Store, "take_over", alone)
     plan = make_plan(settings, Store(settings.paths.root), Selection())
     assert "run" in {stage.action for stage in plan}
     code, text = run(settings, Selection(accept_code=True))
