@@ -78,6 +78,8 @@ class RunState:
         typed: Overrides and selection of a pipeline run.
         candidate: Whether the policy of a pipeline run may become champion.
         run_id: MLflow's, once it is known.
+        place: Which MLflow is to get it (`mlflow_place`); None: that of whoever sends it.
+        experiment: The experiment there; "" like `place`.
     """
 
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -98,6 +100,8 @@ class RunState:
     typed: dict[str, Any] = field(default_factory=dict)
     candidate: bool = False
     run_id: str = ""
+    place: str | None = None
+    experiment: str = ""
 
     @property
     def is_open(self) -> bool:

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -73,7 +74,7 @@ def cell(text: str) -> str:
 
 def run_link(settings: ExperimentSettings, experiment: str | None, run: str) -> str:
     """An MLflow run as a link to its page, or only its name where nobody serves the pages."""
-    base = mlflow_address(settings)
+    base = mlflow_address(settings.tracking, Path(settings.paths.root))
     return f"[{run[:8]}]({base}/#/experiments/{experiment}/runs/{run})" if base and run else f"`{run[:8]}`"
 
 
@@ -82,7 +83,7 @@ def run_of_the_whole(settings: ExperimentSettings, experiment: str | None, run: 
     if not run:
         return "MLflow has no run of this"
     where = f"MLflow run of the whole: {run_link(settings, experiment, run)}"
-    return where if mlflow_address(settings) else f"{where}; `rloo ui` shows it"
+    return where if mlflow_address(settings.tracking, Path(settings.paths.root)) else f"{where}; `rloo ui` shows it"
 
 
 def _stages(job: Job) -> list[str]:

@@ -28,7 +28,7 @@ from pipelines.prefect_server import NamedServer, Server, ServerError, Temporary
 from pipelines.preflight import NotReady, check_prefect_server, check_root, disk_full, is_full
 from pipelines.process import Terminated, log_file, sigterm_raises
 from pipelines.records import Record, of_flow_run
-from pipelines.service_addresses import running_services
+from pipelines.service_addresses import other_mlflow, running_services
 from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
 
@@ -70,6 +70,8 @@ def run_pipeline(
         try:
             check_root(root)
             for warning in environment.prepare(root):
+                console.warning(warning)
+            if warning := other_mlflow(settings.tracking, root):
                 console.warning(warning)
             if use_prefect:
                 use_running_server(root)

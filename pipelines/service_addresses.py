@@ -7,11 +7,13 @@ services/state.json  its process id, and the addresses
 import fcntl
 import json
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from rloo_core.settings import ExperimentSettings
+from rloo_core.settings import TrackingSettings
 
 HOST = "127.0.0.1"
 FOLDER = "services"
@@ -34,6 +36,11 @@ class Services:
         return f"{self.prefect}/api"
 
 
+def worker_name(root: Path) -> str:
+    """The name of the worker that the services of a run root start."""
+    return f"{socket.gethostname()}-{root.name}"
+
+
 def running_services(root: Path) -> Services | None:
     """The services that were started for a run root and still run."""
     if not _held(root / FOLDER / "lock"):
@@ -45,13 +52,44 @@ def running_services(root: Path) -> Services | None:
         return None  # they are about to start
 
 
-def mlflow_address(settings: ExperimentSettings) -> str:
+def mlflow_address(tracking: TrackingSettings, root: Path) -> str:
     """Where MLflow's pages are: the tracking server's, or those of the running services; "" if nobody serves them."""
-    uri = settings.tracking.uri or ""
+    uri = tracking.uri or ""
     if uri.startswith(("http://", "https://")):
         return uri.rstrip("/")
-    services = running_services(Path(settings.paths.root))
-    return services.mlflow if services else ""
+    services = running_services(root)
+    return services.mlflow if services and _shown_by(services, root) == mlflow_place(uri, root) else ""
+
+
+def mlflow_place(uri: str | None, root: Path) -> str:
+    """Which MLflow a tracking URI means, without who asks: no user, no password. "" is the run root's own."""
+    if not uri or uri == f"sqlite:///{root}/mlflow.db":
+        return ""
+    parts = urlsplit(uri)
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{host}{port}{parts.path}".rstrip("/")
+
+
+def other_mlflow(tracking: TrackingSettings, root: Path) -> str:
+    """A warning where the running services show another MLflow than a run writes to; "" where all is well."""
+    services = running_services(root)
+    ours = mlflow_place(tracking.uri, root)
+    if services is None or ours in (_shown_by(services, root), mlflow_place(services.mlflow, root)):
+        return ""
+    own = "that of the run root"
+    shown = _shown_by(services, root) or own
+    return (
+        f"this run writes to another MLflow ({ours or own}) than the services show ({shown}); the same tracking.uri "
+        f"for both brings them together"
+    )
+
+
+def _shown_by(services: Services, root: Path) -> str:
+    """The MLflow that the services were started with."""
+    typed = [text.partition("=")[2].strip("'\"") for text in services.overrides if text.startswith("tracking.uri=")]
+    uri = typed[-1] if typed else ""
+    return mlflow_place("" if uri == "null" else uri, root)
 
 
 def _held(path: Path) -> bool:

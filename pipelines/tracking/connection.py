@@ -4,6 +4,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -11,6 +12,7 @@ from mlflow.exceptions import MlflowException
 
 from pipelines.artifact_root import artifact_root
 from pipelines.digests import locked
+from pipelines.service_addresses import mlflow_address, mlflow_place
 from rloo_core.settings import TrackingSettings
 
 # What the server answers when it will never do what was asked; everything else may be different in a minute.
@@ -39,6 +41,9 @@ class Connection:
     """
 
     def __init__(self, settings: TrackingSettings, root: Path, warn: Callable[[str], None]) -> None:
+        self.place = mlflow_place(settings.uri, root)
+        served = mlflow_address(settings, root)  # the other name of a database that the services of this root show
+        self.places = {self.place, mlflow_place(served, root)} if served else {self.place}
         self.uri = settings.uri or f"sqlite:///{root}/mlflow.db"
         self.warn = warn
         self.experiment = settings.experiment
@@ -57,6 +62,15 @@ class Connection:
     def is_local(self) -> bool:
         """Whether this process talks to the database itself, not to a server."""
         return not self.uri.startswith(("http://", "https://"))
+
+    def of(self, experiment: str) -> "Connection":
+        """The same MLflow, another experiment."""
+        if experiment == self.experiment:
+            return self
+        other = copy(self)
+        other.experiment = experiment
+        other.experiment_id = other.find_experiment()
+        return other
 
     def find_experiment(self) -> str:
         """Id of the experiment, made if needed; restored, and said, if somebody has deleted it."""

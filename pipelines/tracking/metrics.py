@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
@@ -49,13 +49,16 @@ class MetricQueue:
                     self._added.add((key, line.step))
                     self._queue.append(Metric(key, value if math.isfinite(value) else math.nan, line.time, line.step))
 
-    def refill(self, lines: Iterable[Line]) -> None:
-        """Start again with everything the journal has: the run in MLflow is a new one."""
+    def refill(self, read: Callable[[], Iterable[Line]]) -> None:
+        """Start again with everything the journal has: the run in MLflow is a new one.
+
+        The journal is read after the queue is emptied: a step that is reported meanwhile is in one of them, or in both.
+        """
         with self._lock:
             self._queue.clear()
             self._added.clear()
         self.doubt()
-        for line in lines:
+        for line in read():
             self.add(line)
 
     def doubt(self) -> None:

@@ -47,14 +47,29 @@ class Mirror:
         self._thread.start()
 
     def adopt(self) -> None:
-        """Take over what dead processes could not send."""
+        """Take over what dead processes could not send, each to its own experiment; other MLflows' is left for them."""
+        others: set[str] = set()
         with locked(self.store.root / "locks" / "tracking"):
             for evidence in pending(self.store.root):
+                place = evidence.state.place
+                if place is not None and place not in self.connection.places:
+                    others.add(place or f"that of {self.store.root}")
+                    continue
+                try:
+                    connection = self.connection.of(evidence.state.experiment or self.connection.experiment)
+                except Exception as error:
+                    self.say(f"the run of {evidence.state.name} waits for the next start: {first_line(error)}")
+                    continue
                 evidence.claim()
-                self._copies.append(RunCopy(self.connection, evidence, self, adopted=True))
+                self._copies.append(RunCopy(connection, evidence, self, adopted=True))
+        for place in sorted(others):
+            self.say(f"what earlier runs left for another MLflow ({place}) waits for `rloo sync` with its tracking.uri")
 
     def watch(self, evidence: Evidence, queue: MetricQueue | None = None, reused: bool = False) -> RunCopy:
         """Copy a run from now on."""
+        evidence.state.place, evidence.state.experiment = self.connection.place, self.connection.experiment
+        if not reused:
+            evidence.save()
         copy = RunCopy(self.connection, evidence, self, queue, reused=reused)
         others = [each for each in self._copies if each.evidence is not evidence]  # of an earlier attempt
         self._copies = [*others, copy]
@@ -119,7 +134,7 @@ class Mirror:
         children = (each for each in self._copies if each.evidence.state.parent == copy.evidence.state.key)
         return all(each.done for each in children)
 
-    def id_of(self, key: str) -> str:
+    def id_of(self, key: str, connection: Connection) -> str:
         """MLflow's id of a run, which is opened if it is not there yet; "" if nobody knows it."""
         if not key:
             return ""
@@ -128,7 +143,7 @@ class Mirror:
                 copy.open()
                 return copy.run_id
         if key not in self._ids:
-            found = self.connection.client.search_runs([self.connection.experiment_id], f"tags.`{KEY}` = '{key}'")
+            found = connection.client.search_runs([connection.experiment_id], f"tags.`{KEY}` = '{key}'")
             if not found:
                 return ""
             self._ids[key] = found[0].info.run_id
@@ -143,9 +158,9 @@ class Mirror:
         manifest = self.store.manifest(stage, fingerprint)
         return (manifest.run_id if manifest else None) or ""
 
-    def notes(self, state: RunState) -> dict[str, str]:
+    def notes(self, state: RunState, connection: Connection) -> dict[str, str]:
         """Tags of a pipeline run that lead to the runs of its stages."""
-        base = f"#/experiments/{self.connection.experiment_id}/runs"
+        base = f"#/experiments/{connection.experiment_id}/runs"
         lines = ["| stage | | run |", "|---|---|---|"]
         tags: dict[str, str] = {}
         for note in state.notes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelInput, Param, Run, RunTag, ViewType
 
+from pipelines.digests import locked
 from pipelines.evidence import FINISHED, JOURNAL, SETTINGS, Evidence
 from pipelines.tracking.cards import EVALUATION, evaluation_section, model_card
 from pipelines.tracking.champion import crown, score_of
@@ -193,7 +194,7 @@ class RunCopy:
             self.evidence.state.run_id = ""
             self._steps.clear()
             self._sent.clear()
-            self.queue.refill(read_journal(self.evidence.directory / JOURNAL))
+            self.queue.refill(partial(read_journal, self.evidence.directory / JOURNAL))
             self._tried_to_create = True
         self.opened = False
         raise Vanished
@@ -236,7 +237,7 @@ class RunCopy:
         tags = {KEY: state.key, **state.process}
         if state.stage:
             tags |= {"stage": state.stage, "fingerprint": state.fingerprint}
-        parent = self.mirror.id_of(state.parent)
+        parent = self.mirror.id_of(state.parent, self.connection)
         tags |= {PARENT: parent} if parent else {}
         run = self.client.create_run(
             self.connection.experiment_id, start_time=state.started, tags=tags, run_name=state.name
@@ -246,9 +247,9 @@ class RunCopy:
     def _tags(self) -> None:
         state = self.evidence.state
         wanted = {**state.tags, **state.process, "attempt": str(state.attempt)}
-        parent = self.mirror.id_of(state.parent)
+        parent = self.mirror.id_of(state.parent, self.connection)
         wanted |= {PARENT: parent} if parent else {}
-        wanted |= {"fingerprint": state.fingerprint} if state.stage else self.mirror.notes(state)
+        wanted |= {"fingerprint": state.fingerprint} if state.stage else self.mirror.notes(state, self.connection)
         tables = [name for name in self.evidence.files() if name.startswith("tables/")]
         if tables:
             wanted["mlflow.loggedArtifacts"] = json.dumps([{"path": name, "type": "table"} for name in tables])
@@ -334,7 +335,8 @@ class RunCopy:
         card = str(version.description or "").partition(EVALUATION)[0].rstrip()
         description = f"{card}\n\n{evaluation_section(evaluation, score.basis)}"
         self.client.update_model_version(policy.name, policy.version, description)
-        said = crown(self.client, version, score, evaluation.summary)
+        with locked(store.root / "locks" / "champion"):  # two runs that end together: the second sees the first
+            said = crown(self.client, version, score, evaluation.summary)
         self.evidence.state.tags["champion"] = said.partition(" ")[2].strip()
         self.mirror.say(said)
 

@@ -1,5 +1,6 @@
 """The alias `champion`, model cards and lineage: rules by hand, and a whole run with stages that do next to nothing."""
 
+import fcntl
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ from mlflow import MlflowClient
 from pipelines.config_errors import ConfigError
 from pipelines.plan import Selection
 from pipelines.store import Manifest
-from pipelines.tracking.champion import Score, basis_of, decide
+from pipelines.tracking import run_copy
+from pipelines.tracking.champion import Score, basis_of, crown, decide
 from pipelines.tracking.lineage import find_version, lineage, mermaid
 from pipelines.tracking.models import model_of
 from rloo_core.settings import ExperimentSettings
@@ -107,6 +109,26 @@ def test_a_full_run_takes_the_alias_and_only_a_better_one_takes_it_over(
     card = client_of(settings).get_model_version("trial-policy", "5").description
     assert card.count("## Evaluation") == 1
     assert "| evaluation/policy/sampled/win_rate | 0.6 |" in card
+
+
+def test_the_champion_is_chosen_by_one_run_at_a_time(
+    settings: ExperimentSettings,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody_else(*arguments: Any) -> str:
+        with (
+            (Path(settings.paths.root) / "locks" / "champion").open() as lock,
+            pytest.raises(BlockingIOError),
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return crown(*arguments)
+
+    monkeypatch.setattr(run_copy, "crown", nobody_else)
+    full = settings.tracking.model_copy(update={"champion": True})
+    monkeypatch.setattr(fake_stages, "_summary", lambda name: rates(0.5) if name == "evaluation" else {"loss": 1.0})
+    code, text = run(settings, tracking=full)
+    assert code == 0
+    assert "champion   trial-policy version 1" in text
 
 
 def test_a_card_tells_recipe_data_metrics_and_how_to_load(settings: ExperimentSettings) -> None:  # noqa: F811

@@ -23,6 +23,7 @@ from pipelines.config import load_settings, to_yaml
 from pipelines.tracking import Tracker, TrackingError, mirror
 from pipelines.tracking.connection import open_client
 from pipelines.tracking.journal import Journal, Line, read_journal
+from pipelines.tracking.metrics import MetricQueue
 from pipelines.tracking.names import Names, flatten, safe_key
 from rloo_core.settings import ExperimentSettings, RewardSettings, RewardTerm
 from tests.pipelines.trackers import begin, by_stage, client, history, no_warning, publish, quiet, settle, start, until
@@ -314,6 +315,43 @@ def test_a_dead_process_leaves_finished_what_it_published_and_killed_what_it_did
     assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
 
 
+def of_tracking(settings: ExperimentSettings, **changes: str) -> ExperimentSettings:
+    return settings.model_copy(update={"tracking": settings.tracking.model_copy(update=changes)})
+
+
+def test_what_a_dead_process_left_goes_to_its_own_experiment(
+    settings: ExperimentSettings, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = start(tracker, "sft")
+    until(lambda: bool(stage.run_id))
+    stage.metrics(1, {"loss": 1.0})
+    die(tracker, monkeypatch)
+    later = Tracker.open(of_tracking(settings, experiment="another"), no_warning, quiet)
+    settle(later)
+    later.mirror.stop(0.0)
+    assert by_stage(tracker) == {"sft": ["KILLED"], "": ["KILLED"]}
+    assert by_stage(later) == {}
+    assert history(tracker, stage.run_id, "loss") == [(1, 1.0)]
+
+
+def test_what_a_dead_process_left_for_another_mlflow_waits_for_it(
+    settings: ExperimentSettings, tracker: Tracker, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(tracker, "sft").metrics(1, {"loss": 1.0})
+    die(tracker, monkeypatch)
+    other = Tracker.open(of_tracking(settings, uri=f"sqlite:///{tmp_path}/other.db"), no_warning, told.append)
+    other.mirror.stop(0.0)
+    assert by_stage(other) == {}
+    assert told == [
+        f"what earlier runs left for another MLflow (that of {tracker.store.root}) waits for `rloo sync` with its "
+        f"tracking.uri"
+    ]
+    later = Tracker.open(settings, no_warning, quiet)
+    settle(later)
+    later.mirror.stop(0.0)
+    assert by_stage(tracker) == {"sft": ["KILLED"], "": ["KILLED"]}
+
+
 def test_a_run_that_another_process_goes_on_with_is_its_own_again(
     settings: ExperimentSettings, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +461,17 @@ def test_a_run_removed_for_good_while_it_runs_is_logged_again(tracker: Tracker, 
     assert history(tracker, stage.run_id, "loss") == [(1, 1.0), (2, 2.0)]
     assert client(tracker).get_run(stage.run_id).data.params["sft.epochs"] == "2.0"
     assert told == [f"the run of sft ({first}) had been removed from MLflow for good, and is logged again"]
+
+
+def test_a_step_reported_while_the_journal_is_read_again_is_not_lost() -> None:
+    queue = MetricQueue(resumed=False)
+
+    def read() -> list[Line]:
+        queue.add(Line(2, {"loss": 2.0}, 20))  # the training's thread
+        return [Line(1, {"loss": 1.0}, 10)]
+
+    queue.refill(read)
+    assert len(queue) == 2
 
 
 def test_what_mlflow_refuses_is_told_and_the_rest_goes_on(
