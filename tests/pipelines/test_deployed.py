@@ -9,11 +9,15 @@ import pytest
 import yaml
 
 from pipelines.config_errors import ConfigError
-from pipelines.deployed import keep_overrides, request, run_root
+from pipelines.deployed import RunFailed, keep_overrides, request, run_deployed, run_root
 from pipelines.flow_parameters import as_parameters, flow_run_name
+from pipelines.outcome import directly
 from pipelines.plan import Selection
 from pipelines.preflight import NotReady
 from pipelines.services_deploy import FILE, FLOWS
+from rloo_core.settings import ExperimentSettings
+from tests.pipelines import fake_stages
+from tests.pipelines.test_runner import settings  # noqa: F401 (a fixture)
 
 NOTHING: dict[str, Any] = {
     "experiment": "tiny", "overrides": [], "from_stage": None, "until": None, "only": [], "force": [], "dry_run": False,
@@ -34,9 +38,9 @@ def test_every_deployment_starts_a_flow_that_takes_its_parameters() -> None:
 
 def test_the_run_root_and_what_the_machine_was_given_come_from_the_machine(tmp_path: Path) -> None:
     keep_overrides(tmp_path, ["tracking.experiment=machine", "compute.threads=2"])
-    settings, overrides, _ = request({**NOTHING, "overrides": ["seed=3", "compute.threads=1"]}, tmp_path)
-    assert (settings.paths.root, settings.tracking.experiment, settings.seed) == (str(tmp_path), "machine", 3)
-    assert settings.compute.threads == 1, "what a run is given wins"
+    found, overrides, _ = request({**NOTHING, "overrides": ["seed=3", "compute.threads=1"]}, tmp_path)
+    assert (found.paths.root, found.tracking.experiment, found.seed) == (str(tmp_path), "machine", 3)
+    assert found.compute.threads == 1, "what a run is given wins"
     assert overrides[-1] == f"paths.root={tmp_path}"
 
 
@@ -54,6 +58,25 @@ def test_the_selection_is_that_of_the_command_line(tmp_path: Path) -> None:
     assert selection == Selection((), "sft", "policy", ("sft",))
     with pytest.raises(ConfigError, match="--only names the stages to run"):
         request({**NOTHING, "only": ["sft"], "until": "policy"}, tmp_path)
+
+
+def test_a_retry_forces_nothing_that_was_made_anew_before(
+    settings: ExperimentSettings,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RLOO_ROOT", settings.paths.root)
+    nightly = {**NOTHING, "force": ["data", "sft", "evaluation"]}
+    run_deployed(nightly, "flow-0", lambda job: job.run(directly))
+    fake_stages.calls.clear()
+    fake_stages.trouble["evaluation"] = ValueError("once")
+    with pytest.raises(RunFailed):
+        run_deployed(nightly, "flow-1", lambda job: job.run(directly))
+    fake_stages.trouble.clear()
+    assert fake_stages.calls == ["data", "sft", "evaluation"]
+    run_deployed(nightly, "flow-1", lambda job: job.run(directly))
+    assert fake_stages.calls == ["data", "sft", "evaluation", "evaluation"]
+    run_deployed(nightly, "flow-2", lambda job: job.run(directly))
+    assert fake_stages.calls[4:] == ["data", "sft", "evaluation"]
 
 
 def test_a_deployment_without_a_run_root_says_how_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
