@@ -22,13 +22,14 @@ from prefect.client.schemas.filters import (
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import State as ServerState
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import StateType, WorkerStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from pipelines import flow_records
 from pipelines.flow_records import FlowRecord, State, TaskRecord
 from pipelines.preflight import server_trouble
+from pipelines.service_addresses import worker_name
 
 LOG = logging.getLogger("rloo")
 PATIENCE_SECONDS = 600.0  # for a server that is away when the flow ends
@@ -77,11 +78,18 @@ def reconcile(root: Path, say: Callable[[str], None]) -> None:
             LOG.warning("The flow run of %s could not be repaired", path, exc_info=True)
 
 
-def reconcile_pool(pool: str, say: Callable[[str], None]) -> None:
-    """Mark runs as Crashed that a worker of this machine claimed, but that have no process."""
+def reconcile_pool(pool: str, worker: str, say: Callable[[str], None]) -> None:
+    """Mark runs as Crashed that the worker of these services claimed, but that have no process.
+
+    Nothing says which worker claimed a run: in a pool with another worker, which may be another machine's, none is
+    touched.
+    """
     claimed = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
     wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=claimed)))
     with get_client(sync_client=True) as client:
+        online = {each.name for each in client.read_workers_for_work_pool(pool) if each.status == WorkerStatus.ONLINE}
+        if online - {worker}:
+            return
         here = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
         for run in client.read_flow_runs(flow_run_filter=wanted, work_pool_filter=here):
             since = run.state.timestamp if run.state else None
@@ -173,6 +181,6 @@ def _has_process(flow_run: UUID) -> bool:
 if __name__ == "__main__":
     reconcile(Path(sys.argv[1]), print)
     if len(sys.argv) > 2:
-        reconcile_pool(sys.argv[2], print)
+        reconcile_pool(sys.argv[2], worker_name(Path(sys.argv[1])), print)
     sys.stdout.flush()
     os._exit(0)  # nothing is left to do, and Prefect's threads need not be waited for

@@ -159,7 +159,14 @@ class Pool(Server):
     def __init__(self, claimed: dict[UUID, tuple[str, float]]) -> None:
         super().__init__("RUNNING", {})
         self.claimed = claimed
+        self.workers = ["here"]
         self.told: dict[UUID, str] = {}
+
+    def read_workers_for_work_pool(self, pool: str) -> list[Any]:
+        from prefect.client.schemas.objects import WorkerStatus
+
+        gone = [SimpleNamespace(name="gone", status=WorkerStatus.OFFLINE)]
+        return gone + [SimpleNamespace(name=name, status=WorkerStatus.ONLINE) for name in self.workers]
 
     def read_flow_runs(self, **_: object) -> list[Any]:
         from prefect.client.schemas.objects import StateType
@@ -187,6 +194,10 @@ def test_what_a_dead_worker_had_claimed_is_closed_and_what_lives_is_left_alone(m
     said: list[str] = []
     environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(living)}
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment):  # ends with its input
-        flow_repair.reconcile_pool("rloo", said.append)
+        server.workers.append("another machine's")
+        flow_repair.reconcile_pool("rloo", "here", said.append)
+        assert server.told == {}
+        server.workers.pop()
+        flow_repair.reconcile_pool("rloo", "here", said.append)
     assert server.told == {dead: "Crashed", cancelling: "Cancelled"}
     assert said == ["flow run running: Crashed", "flow run cancelling: Cancelled"]
