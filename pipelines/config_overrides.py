@@ -39,6 +39,14 @@ def key_of(text: str) -> str:
     return text.partition("=")[0].strip().lstrip("+~")
 
 
+def last_of_each(overrides: Sequence[str]) -> list[str]:
+    """Overrides where the last one of each setting counts, in the place of the first."""
+    kept: dict[str, str] = {}
+    for text in overrides:
+        kept[key_of(text)] = text
+    return list(kept.values())
+
+
 def without_root(overrides: Sequence[str]) -> list[str]:
     """What is to be computed, whatever the place: overrides but for `paths.root`."""
     return [text for text in overrides if key_of(text) != "paths.root"]

@@ -11,11 +11,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError, Refused
-from pipelines.deployed import keep_overrides
+from pipelines.config_overrides import last_of_each
+from pipelines.deployed import keep_overrides, machine_overrides
 from pipelines.environment import prepare
 from pipelines.preflight import check_root
-from pipelines.service_addresses import FOLDER, HOST, Services, running_services
+from pipelines.service_addresses import FOLDER, HOST, Services, running_services, worker_name
 from pipelines.services_keeper import SPEC, answers
 from pipelines.ui import server_command
 from rloo_core.settings import ExperimentSettings
@@ -33,22 +35,22 @@ class ServicesError(Refused):
 def up(settings: ExperimentSettings, overrides: Sequence[str], foreground: bool, say: Callable[[str], None]) -> None:
     """Start the services, make the deployments, and wait until all of it answers.
 
-    Where they run already, the deployments are brought up to date.
+    Where they run already, the deployments are brought up to date, and what they were started with stays.
 
     Raises:
-        ConfigError: If a port is taken.
+        ConfigError: If a port is taken, or services with other settings run already.
         ServicesError: If they did not come up in time.
     """
     root = Path(settings.paths.root)
     check_root(root)
-    keep_overrides(root, _of_the_machine(overrides))
-    running = running_services(root)
+    typed, running = _of_the_machine(overrides), running_services(root)
     if running is not None:
         say(f"the services of {root} run already")
-        redeploy(settings, running.prefect_api, say)
+        redeploy(_added(root, typed), running.prefect_api, say)
         _tell(running, say)
         return
     _refuse_taken_ports(settings)
+    keep_overrides(root, typed)
     prepare_tracking(settings, say)
     (root / FOLDER / SPEC).write_text(json.dumps(specification(settings, overrides), indent=1), encoding="utf-8")
     if foreground:
@@ -103,8 +105,30 @@ def deploy(settings: ExperimentSettings, overrides: Sequence[str], say: Callable
     api_url = running.prefect_api if running else os.environ.get("PREFECT_API_URL", "")
     if not api_url:
         raise ServicesError("no services run and PREFECT_API_URL names no server; start them with `rloo services up`")
-    keep_overrides(root, _of_the_machine(overrides))
+    typed = _of_the_machine(overrides)
+    if running is not None or not typed:
+        settings = _added(root, typed)
+    else:
+        keep_overrides(root, typed)
     redeploy(settings, api_url, say)
+
+
+def _added(root: Path, typed: Sequence[str]) -> ExperimentSettings:
+    """The machine's settings with what is typed besides; noted for the runs of deployments.
+
+    Raises:
+        ConfigError: If services with other settings run: they cannot be changed under way.
+    """
+    before = machine_overrides(root)
+    of_services = [text for text in typed if text.startswith(("services.", "tracking"))]
+    if running_services(root) is not None and (others := [text for text in of_services if text not in before]):
+        raise ConfigError(
+            [f"{text}: the services of {root} run without it; `rloo services down` first, then `up` with all settings"
+             for text in others]
+        )  # fmt: skip
+    overrides = last_of_each([*before, *typed])
+    keep_overrides(root, overrides)
+    return load_settings([*overrides, f"paths.root={root}"])
 
 
 def _of_the_machine(overrides: Sequence[str]) -> list[str]:
@@ -142,7 +166,7 @@ def specification(settings: ExperimentSettings, overrides: Sequence[str]) -> dic
     client |= {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING"}
     server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(own.prefect_port)]
     worker = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool", own.work_pool]
-    worker += ["--name", f"{socket.gethostname()}-{root.name}"]
+    worker += ["--name", worker_name(root)]
     pages = {"PREFECT_SERVER_UI_API_URL": f"{prefect}/api", "PREFECT_UI_URL": prefect}  # 4200 is taken for granted
     own_pages = f"{prefect},http://localhost:{own.prefect_port}"  # any page in a browser, by default
     pages |= {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_pages}

@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines.config_errors import ConfigError, listed, nearest
-from pipelines.config_overrides import key_of
+from pipelines.config_overrides import last_of_each
 from pipelines.config_validation import expectation, shown
 from pipelines.studies.checks import checked
 from pipelines.studies.definition import Axis, Claim, Definition, FigureWish, Measure, Seeds, Table, Term
@@ -90,14 +90,6 @@ def _check_keys(given: Content, own: dict[str, Content]) -> None:
     for name, axis in _mapping(given, "axes").items():
         if axis is None:
             raise ConfigError(f"axes.{name}: null, but it must be a section with keys of its own")
-
-
-def last_of_each(overrides: Sequence[str]) -> list[str]:
-    """Overrides where the last one of each setting counts, in the place of the first."""
-    kept: dict[str, str] = {}
-    for text in overrides:
-        kept[key_of(text)] = text
-    return list(kept.values())
 
 
 def _sized(*parts: Content) -> Content:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from pipelines.config import load_settings_each
 from pipelines.config_errors import ConfigError
+from pipelines.config_overrides import last_of_each
 from pipelines.digests import sha256_of_text
 from pipelines.fingerprint import read_settings
 from pipelines.plan import Selection, make_plan
 from pipelines.store import Store
 from pipelines.studies.definition import Cell, Definition, Seeds
-from pipelines.studies.loading import last_of_each
 from rloo_core.settings import ExperimentSettings
 from rloo_core.stages import STAGES
 
@@ -93,11 +93,15 @@ def _points_of_cell(study: Definition, cell: Cell, root: str) -> list[Point]:
     common = _overrides(study, cell, root)
     settings = load_settings_each(common, list(seeds.values()))
     typed = [(*common, *(f"{key}={value}" for key, value in each.items())) for each in seeds.values()]
-    name = _name(cell)
     return [
-        Point(f"{name}, seed={seed}" if name else f"seed={seed}", cell, seed, overrides, each, study.until)
+        Point(point_name(cell, seed), cell, seed, overrides, each, study.until)
         for seed, overrides, each in zip(seeds, typed, settings, strict=True)
     ]
+
+
+def point_name(cell: Cell, seed: int) -> str:
+    """What a point is called: unique within its study."""
+    return ", ".join([*(f"{axis}={value}" for axis, value in cell.items()), f"seed={seed}"])
 
 
 def _name(cell: Cell) -> str:

@@ -4,7 +4,8 @@ import pytest
 
 from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
-from pipelines.studies.loading import last_of_each, load_definition, profile_names, study_names
+from pipelines.config_overrides import last_of_each
+from pipelines.studies.loading import load_definition, profile_names, study_names
 from pipelines.studies.points import points_of
 from tests.pipelines.studies.examples import CONTENT, small, study_file
 
