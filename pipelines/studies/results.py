@@ -11,7 +11,7 @@ from pipelines.studies.conduct import Conduct
 from pipelines.studies.definition import Cell, Claim, Definition
 from pipelines.studies.drawings import drawing
 from pipelines.studies.measures import read_result
-from pipelines.studies.page import ClaimRow, StudyPage
+from pipelines.studies.page import ClaimRow, StudyPage, Table
 from pipelines.studies.tables import table
 from pipelines.studies.values import Values
 from rloo_core.evaluation.across_seeds import Contrast, holm, verdict
@@ -66,13 +66,18 @@ class Results:
             title=study.title,
             question=study.question,
             facts=self._facts(),
-            tables=[table(self.found, wish) for wish in study.tables],
+            tables=self.tables,
             claims=self.claims,
             figures=list(self.figures.values()),
             notes=[*study.notes, *self._unmeasured()],
             command=self.command,
             failed=self.failed,
         )
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """The tables that the study wishes for, in the order of the page."""
+        return [table(self.found, wish) for wish in self.study.tables]
 
     @cached_property
     def figures(self) -> "dict[str, tuple[str, Figure]]":
@@ -100,12 +105,13 @@ class Results:
         ]
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Tables for MLflow: every point with all its measures, and the claims."""
-        points = [
+        """For MLflow: every point with all its measures, the claims, and the page's tables as table_1, table_2, ..."""
+        points: list[dict[str, Any]] = [
             {**result.cell, "seed": result.seed} | {n: self.found.of_point(n, result) for n in self.study.measures}
             for result in self.found.results
         ]
         tables = {"points": points, "claims": [asdict(row) for row in self.claims]}
+        tables |= {f"table_{place}": _by_column(each) for place, each in enumerate(self.tables, start=1)}
         return {name: rows for name, rows in tables.items() if rows}
 
     def numbers(self) -> dict[str, float]:
@@ -174,6 +180,15 @@ class Results:
             margin=claim.margin,
             verdict=verdict(found, corrected, 1, claim.margin),
         )
+
+
+def _by_column(shown: Table) -> list[dict[str, Any]]:
+    """The rows of a table, by column; columns of one label are told apart by their place."""
+    columns = [
+        f"{label} ({place})" if shown.columns.count(label) > 1 else label
+        for place, label in enumerate(shown.columns, start=1)
+    ]
+    return [dict(zip(columns, row, strict=True)) for row in shown.rows]
 
 
 def _in_forest(row: ClaimRow) -> ForestRow:

@@ -158,6 +158,11 @@ def test_a_claims_contrast_is_a_difference_of_differences(found):
     assert values.sums(values.study.claims[0]) == pytest.approx({0: 3.0, 1: 3.0, 2: 0.0})
 
 
+def test_a_claim_may_say_that_no_more_than_so_much_is_lost(found):
+    values = found(claims=[ROBUST | {"above": -0.5}])
+    assert values.sums(values.study.claims[0]) == pytest.approx({0: 3.5, 1: 3.5, 2: 0.5})
+
+
 def test_a_term_that_names_several_cells_is_their_mean(found):
     contrast = [{"weight": 2, "cell": {"method": "rloo"}}, {"weight": -1, "cell": RAFT_0}]
     values = found(claims=[ROBUST | {"contrast": contrast}])
@@ -320,6 +325,27 @@ def test_the_results_of_a_study_with_diverged_and_failed_points(found):
         "04_against_kl",
     ]
     assert page.tables[0].rows[3][2:] == ["–", "–", "–"]
+
+
+def test_mlflow_and_the_json_get_the_tables_as_the_page_shows_them(found):
+    """Two columns of one label are both there."""
+    measures = {name: {"label": "gold", "of": GOLD, "take": name} for name in ("last", "peak")}
+    wishes = [
+        {"caption": "Without noise", "measures": ["last", "peak"], "where": {"sigma": "0.0"}},
+        {"caption": "Less RLOO", "measures": ["last"], "against": {"method": "rloo"}},
+    ]
+    made = Results(found(measures=measures, tables=wishes), [], "")
+    rows = made.rows()
+    half = f"{T_2 / math.sqrt(3):.2f}"
+    assert rows["table_1"] == [
+        {"method": "rloo", "gold (2)": f"6.00 ± {half}", "gold (3)": f"7.00 ± {half}"},
+        {"method": "raft", "gold (2)": "5.00 ± 0.00", "gold (3)": "6.00 ± 0.00"},
+    ]
+    assert [list(row.values()) for row in rows["table_2"]] == made.page.tables[1].rows
+    assert rows["table_2"][0]["difference"] == "−1.00"
+    assert set(rows) == {"table_1", "table_2", "points"}
+    read = json.loads(made.json())
+    assert {name: read[name] for name in rows} == rows
 
 
 def test_a_study_without_axes_has_one_row_and_its_figures(tmp_path):
