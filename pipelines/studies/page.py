@@ -27,8 +27,9 @@ CLAIM_COLUMNS = (
 )  # fmt: skip
 CLAIM_NOTE = (
     "Supported: corrected p < 0.05 with the predicted sign. Not supported: corrected p < 0.05 with the opposite sign, "
-    "or the interval within ± the margin, which was fixed beforehand. Else undecided. p: two-sided paired t test over "
-    "seeds; corrected: Holm, over the claims of the study. Effect: difference / standard deviation over seeds. "
+    "or the interval within ± the margin, which was fixed beforehand. Else undecided. A claim with failed points is "
+    "not tested, since seeds are not lost at random. p: two-sided paired t test over seeds; corrected: Holm, over the "
+    "tested claims of the study. Effect: difference / standard deviation over seeds. "
     "At matched KL: for each seed the largest KL that all cells of the claim reach."
 )
 
@@ -45,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim and what the seeds say of it; None: too few seeds to tell."""
+    """A claim and what the seeds say of it; None: too few seeds to tell, or (`corrected_p`) not tested."""
 
     text: str
     measure: str
@@ -242,8 +243,10 @@ def _plain(text: str) -> str:
 
 def _in_words(claim: ClaimRow) -> str:
     _, _, difference, interval, corrected, _, effect, seeds, margin, measure = claim.cells()
-    if claim.corrected_p is None:
+    if claim.low is None:
         return f"{measure}: too few seeds to tell ({seeds}); difference {difference}"
+    if claim.corrected_p is None:
+        return f"{measure} {difference} {interval}, not tested since points failed, effect {effect}, {seeds} seeds"
     sign = "" if corrected.startswith("<") else "= "
     return (
         f"{measure} {difference} {interval}, corrected p {sign}{corrected}, effect {effect}, {seeds} seeds, ±{margin}"

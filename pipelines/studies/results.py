@@ -12,6 +12,7 @@ from pipelines.studies.definition import Cell, Claim, Definition
 from pipelines.studies.drawings import drawing
 from pipelines.studies.measures import read_result
 from pipelines.studies.page import ClaimRow, StudyPage, Table
+from pipelines.studies.points import point_name
 from pipelines.studies.tables import table
 from pipelines.studies.values import Values
 from rloo_core.evaluation.across_seeds import Contrast, holm, verdict
@@ -96,12 +97,16 @@ class Results:
 
     @cached_property
     def claims(self) -> list[ClaimRow]:
-        """Each claim with its verdict; p-values are corrected for the number of claims of the study."""
-        contrasts = [self.found.claimed(claim) for claim in self.study.claims]
-        corrected = iter(holm([each.p for each in contrasts if each is not None]))
+        """Each claim with its verdict; p-values are corrected for the number of claims that are tested.
+
+        Seeds are not lost at random: what diverges was the worst. So where a point of a claim failed, the others'
+        numbers are shown and decide nothing. Whatever they are, nothing is claimed, so the correction leaves it out.
+        """
+        contrasts = [(claim, self.found.claimed(claim), self._lost(claim)) for claim in self.study.claims]
+        corrected = iter(holm([found.p for _, found, lost in contrasts if found is not None and not lost]))
         return [
-            self._claim(claim, each, None if each is None else next(corrected))
-            for claim, each in zip(self.study.claims, contrasts, strict=True)
+            self._claim(claim, found, lost, None if found is None or lost else next(corrected))
+            for claim, found, lost in contrasts
         ]
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
@@ -143,7 +148,7 @@ class Results:
             ("intervals", f"95 % t intervals over seeds{thin}; differences are paired by seed, with the same prompts"),
         ]
         if study.claims:
-            tested = sum(row.p is not None for row in self.claims)
+            tested = sum(row.corrected_p is not None for row in self.claims)
             of = f"their number, {tested}" if tested == len(self.claims) else f"the {tested} that could be tested"
             facts.append(("claims", f"two-sided paired t tests, corrected for {of} (Holm)"))
         return facts
@@ -161,14 +166,20 @@ class Results:
             if metric not in there:
                 yield f"No point has measured {metric}"
 
-    def _claim(self, claim: Claim, found: Contrast | None, corrected: float | None) -> ClaimRow:
+    def _lost(self, claim: Claim) -> int:
+        """How many points of a claim's cells failed."""
+        cells, seeds = self.found.claimed_cells(claim), self.study.seeds.all
+        return len({point_name(cell, seed) for cell in cells for seed in seeds} & {name for name, _ in self.failed})
+
+    def _claim(self, claim: Claim, found: Contrast | None, lost: int, corrected: float | None) -> ClaimRow:
         label = self.study.measures[claim.measure].label
-        if found is None or corrected is None:
+        says = f"{claim.says} ({lost} point{'s' if lost > 1 else ''} failed)" if lost else claim.says
+        if found is None:
             sums = list(self.found.sums(claim).values())
             only = sums[0] if len(sums) == 1 else None
-            return ClaimRow(claim.says, label, only, None, None, None, None, len(sums), None, claim.margin, "undecided")
+            return ClaimRow(says, label, only, None, None, None, None, len(sums), None, claim.margin, "undecided")
         return ClaimRow(
-            text=claim.says,
+            text=says,
             measure=label,
             difference=found.difference,
             low=found.low,
@@ -178,7 +189,7 @@ class Results:
             seeds=found.seeds,
             effect=found.effect,
             margin=claim.margin,
-            verdict=verdict(found, corrected, 1, claim.margin),
+            verdict="undecided" if corrected is None else verdict(found, corrected, 1, claim.margin),
         )
 
 

@@ -83,19 +83,27 @@ class Values:
 
     def claimed(self, claim: Claim) -> Contrast | None:
         """A claim's contrast, over the seeds that have all of it; None for fewer than two, or if it is censored."""
-        if self.is_censored(claim.measure, [c for term in claim.contrast for c in self.study.matching(term.cell)]):
+        if self.is_censored(claim.measure, self.claimed_cells(claim)):
             return None
         sums = list(self.sums(claim).values())
         return contrast(sums) if len(sums) > 1 else None
 
+    def claimed_cells(self, claim: Claim) -> list[Cell]:
+        """All cells that a claim is about."""
+        return [cell for term in claim.contrast for cell in self.study.matching(term.cell)]
+
     def sums(self, claim: Claim) -> dict[int, float]:
-        """A claim's weighted sum of cells, by seed. A term that names several cells stands for their mean."""
+        """A claim's weighted sum of cells less what it is to lie above, by seed.
+
+        A term that names several cells stands for their mean.
+        """
         cells = [self.study.matching(term.cell) for term in claim.contrast]
         every = [cell for found in cells for cell in found]
         terms = [[self.values(claim.measure, cell, every) for cell in found] for found in cells]
         whole = [seed for seed in self.seeds if all(seed in each for term in terms for each in term)]
         weights = [term.weight for term in claim.contrast]
-        return {seed: sum(w * _mean(term, seed) for w, term in zip(weights, terms, strict=True)) for seed in whole}
+        pairs = list(zip(weights, terms, strict=True))
+        return {seed: sum(w * _mean(term, seed) for w, term in pairs) - claim.above for seed in whole}
 
     def name_of(self, cell: Cell, axes: Sequence[str]) -> str:
         """A cell in words: its values on these axes, numbers with the axis' label."""

@@ -1,14 +1,17 @@
 """Measures, tables, claims and verdicts of made-up results, against numbers worked by hand."""
 
+import io
 import json
 import math
 from dataclasses import replace
 
 import pytest
+from rich.console import Console as RichConsole
 
 from pipelines.studies.definition import FigureWish, Measure
 from pipelines.studies.drawings import drawing
 from pipelines.studies.measures import Result, common, value
+from pipelines.studies.page import console, markdown, page
 from pipelines.studies.results import Results
 from pipelines.studies.tables import table
 from pipelines.studies.values import Values
@@ -285,6 +288,33 @@ def test_verdicts(found):
     alone = Results(found(claims=claims(noise)), [], "").claims[0]
     assert (alone.verdict, alone.difference, alone.seeds) == ("supported", pytest.approx(4.0), 3)
     assert Results(found(claims=claims(opposite)), [], "").claims[0].verdict == "not supported"
+
+
+def test_a_claim_of_which_points_failed_is_not_judged_on_the_others(found):
+    """RAFT's third seed is lost. By the other two, 3.9 and 4.1, it would be supported: shown, and no verdict."""
+    noise = {"says": "noise costs RAFT", "contrast": [{"weight": 1, "cell": RAFT_0}, {"weight": -1, "cell": RAFT_3}]}
+    other = {"says": "noise costs RLOO", "contrast": [{"weight": 1, "cell": RLOO_0}, {"weight": -1, "cell": RLOO_3}]}
+    failed = [("method=raft, sigma=3.0, seed=2", "diverged"), ("method=raft, sigma=0.0, seed=2", "diverged")]
+    last = [(RLOO_0, [5.0, 5.1, 5.2]), (RLOO_3, [1.0, 1.0, 1.0]), (RAFT_0, [4.9, 5.1]), (RAFT_3, [1.0, 1.0])]
+    given = [result(cell, seed, [0.0, 0.0, each]) for cell, column in last for seed, each in enumerate(column)]
+    made = Results(found(given, claims=claims(noise, other)), failed, "")
+    row, tested = made.claims
+    assert (row.text, row.verdict) == ("noise costs RAFT (2 points failed)", "undecided")
+    assert (row.difference, row.seeds, row.corrected_p) == (pytest.approx(4.0), 2, None)
+    assert row.low < row.difference < row.high
+    assert tested.text == "noise costs RLOO"
+    assert tested.corrected_p == tested.p < row.p  # one claim is tested
+    shown = io.StringIO()
+    RichConsole(file=shown, width=100).print(console(made.page))
+    page_of_html, words = page(made.page), shown.getvalue()
+    for text in (page_of_html, markdown(made.page), words):
+        assert "noise costs RAFT (2 points failed)" in text
+        assert "(2 points failed)" not in text.replace("noise costs RAFT (2 points failed)", "")
+    assert "not tested since points failed" in words
+    assert made.rows()["claims"][0]["text"] == row.text
+    assert dict(made.page.facts)["claims"].startswith("two-sided paired t tests, corrected for the 1 that could be")
+    assert Results(found(given, claims=claims(noise)), failed[:1], "").claims[0].text.endswith(" (1 point failed)")
+    assert Results(found(given, claims=claims(noise)), [], "").claims[0].verdict == "supported"
 
 
 def test_a_claim_without_points_is_undecided(found):
