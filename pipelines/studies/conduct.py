@@ -104,12 +104,16 @@ class Conduct:
         return Returned(point.name, error=reason) if reason else None
 
     def _finished(self, point: Point) -> Returned | None:
-        """A point that is in the store, and whose own run has ended well."""
+        """A point that is in the store, and whose own run has ended well and was of these very outputs.
+
+        A study whose file was changed and changed back has records of other settings; made again, all is reused.
+        """
         fingerprints = self._plan(point, point.until)
         evidence = Evidence.load(self.run.root, self.run.root / RECORDS / self._record(point.name))
         if fingerprints is None or evidence is None or evidence.state.status != FINISHED:
             return None
-        return Returned(point.name, fingerprints)
+        recorded = {note["stage"]: note["fingerprint"] for note in evidence.state.notes}
+        return Returned(point.name, fingerprints) if recorded == fingerprints else None
 
     def _plan(self, point: Point, until: str) -> dict[str, str] | None:
         return finished(point, Store(self.run.root), until)

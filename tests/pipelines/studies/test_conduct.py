@@ -77,7 +77,11 @@ def pretend_finished(conduct, monkeypatch, names, shared=True):
     monkeypatch.setattr(Conduct, "_plan", plan)
     for name in names:
         directory = conduct.run.root / RECORDS / conduct._record(name)
-        Evidence(conduct.run.root, directory, RunState(status=FINISHED)).save()
+        Evidence(conduct.run.root, directory, RunState(status=FINISHED, notes=[note("policy", "abc")])).save()
+
+
+def note(stage, fingerprint):
+    return {"stage": stage, "action": "run", "fingerprint": fingerprint}
 
 
 def test_what_is_shared_comes_first_wave_by_wave(conduct):
@@ -120,6 +124,18 @@ def test_a_point_whose_own_run_has_not_ended_well_is_started_again(conduct, monk
     Evidence(study.run.root, study.run.root / RECORDS / study._record("K=2, seed=0"), RunState(status="KILLED")).save()
     study.make(make)
     assert "K=2, seed=0" in make.names[0]
+
+
+@pytest.mark.parametrize("notes", [[], [note("policy", "of B")], [note("policy", "abc"), note("evaluation", "x")]])
+def test_a_point_whose_record_is_of_other_settings_is_made_again(conduct, monkeypatch, notes):
+    """A study's file edited from A to B and back: the outputs of A are there, the record says B."""
+    study, make = conduct(), FakeMake()
+    pretend_finished(study, monkeypatch, ["K=2, seed=0", "K=4, seed=0"])
+    record = study.run.root / RECORDS / study._record("K=2, seed=0")
+    Evidence(study.run.root, record, RunState(status=FINISHED, notes=notes)).save()
+    study.make(make)
+    assert "K=2, seed=0" in make.names[0]
+    assert "K=4, seed=0" not in make.names[0]
 
 
 def test_a_failed_point_sinks_no_other(conduct, monkeypatch):
