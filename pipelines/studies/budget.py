@@ -1,5 +1,6 @@
 """How many processes work side by side: what cores and memory allow."""
 
+import math
 import os
 from pathlib import Path
 
@@ -7,6 +8,11 @@ from pipelines.config_errors import ConfigError
 
 SHARE = 0.8  # of the free memory, unless a person says how much
 GIB = 1 << 30
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+OF_CGROUPS = (  # limit, what is taken, and of that the cache that the kernel gives back: version 2, version 1
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
 
 
 def workers(threads: int, memory: float, wanted: int | None = None, budget: float | None = None) -> int:
@@ -36,9 +42,21 @@ def workers(threads: int, memory: float, wanted: int | None = None, budget: floa
     return wanted or max(1, min(fitting, len(os.sched_getaffinity(0)) // threads))
 
 
-def free_memory() -> float:
-    """GiB that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> float:
+    """GiB that can be had without swapping: of the machine, or of the container where that has less."""
+    for line in meminfo.read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / GIB
-    raise OSError("/proc/meminfo has no MemAvailable")
+            return min(int(line.split()[1]) * 1024 / GIB, _left_in(cgroup))
+    raise OSError(f"{meminfo} has no MemAvailable")
+
+
+def _left_in(cgroup: Path) -> float:
+    """GiB that a container may still take; infinite where it has no limit. Version 1 says none with a huge number."""
+    for limit, taken, statistics, cache in OF_CGROUPS:
+        try:
+            most, used = ((cgroup / name).read_text(encoding="ascii").strip() for name in (limit, taken))
+            found = dict(line.split() for line in (cgroup / statistics).read_text(encoding="ascii").splitlines())
+        except OSError:
+            continue
+        return math.inf if most == "max" else max(0, int(most) - int(used) + int(found.get(cache, 0))) / GIB
+    return math.inf

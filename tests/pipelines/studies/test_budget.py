@@ -1,0 +1,46 @@
+"""How many points fit: free memory of a machine and of a container, from made-up files."""
+
+import pytest
+
+from pipelines.studies.budget import GIB, free_memory, workers
+
+V2 = ("memory.max", "memory.current", "memory.stat", "inactive_file")
+V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file")
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine with 10 GiB free, and a container in it."""
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {10 * GIB // 1024} kB\n")
+
+    def free(names=(), most="max", used=0, cache=0):
+        for name, content in zip(names, (most, used, f"anon 7\n{names[-1]} {cache}" if names else ""), strict=False):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(f"{content}\n")
+        return free_memory(tmp_path / "meminfo", tmp_path)
+
+    return free
+
+
+def test_without_a_container_it_is_the_machines(machine):
+    assert machine() == 10.0
+
+
+@pytest.mark.parametrize("names", [V2, V1])
+def test_a_containers_limit_counts_where_it_is_smaller(machine, names):
+    assert machine(names, 4 * GIB, 1 * GIB) == 3.0
+    assert machine(names, 4 * GIB, 3 * GIB, cache=2 * GIB) == 3.0  # of files that were written: it is given back
+    assert machine(names, 40 * GIB, 1 * GIB) == 10.0
+    assert machine(names, 4 * GIB, 5 * GIB) == 0.0
+
+
+def test_a_container_without_a_limit_has_the_machines(machine):
+    assert machine(V2, "max", 1 * GIB) == 10.0
+    assert machine(V1, 9223372036854771712, 1 * GIB) == 10.0
+
+
+def test_as_many_as_cores_and_memory_allow(monkeypatch):
+    monkeypatch.setattr("pipelines.studies.budget.os.sched_getaffinity", lambda _: set(range(8)))
+    assert workers(threads=2, memory=1.0, budget=100.0) == 4
+    assert workers(threads=2, memory=1.0, budget=3.5) == 3
+    assert workers(threads=16, memory=1.0, budget=100.0) == 1
