@@ -38,7 +38,7 @@ def set_up_webhook() -> bool:
     assert isinstance(block, UUID)
     trigger = EventTrigger(
         expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
-        match_related={"prefect.resource.role": "flow", "prefect.resource.name": "rloo"},
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": ["rloo", "rloo-study"]},
         for_each={"prefect.resource.id"},
         posture=Posture.Reactive,
         threshold=1,

@@ -158,10 +158,14 @@ def test_a_study_that_is_killed_is_crashed_with_all_its_points(here: Machine, fu
     until(lambda: not processes(run), "the processes of its points to end", 120)
 
 
-def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full: str) -> None:
+def test_worker_and_flow_are_killed_and_the_next_run_starts(
+    here: Machine, full: str, calls: tuple[str, list[str]]
+) -> None:
     run = here.start("full", experiment="tiny", overrides=[*SMALL, LONG_SFT])
-    until(lambda: here.stages(run).get("sft") == "Running", "training")
     queued = here.start("full", experiment="tiny", dry_run=True)
+    until(lambda: here.stages(run).get("sft") == "Running", "training")
+    assert here.ask("work_pools/rloo")["concurrency_limit"] == 1
+    assert here.state(queued)[0] == "SCHEDULED", "runs of one root queue"
     for pid in (worker_of(here), *processes(run)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -169,6 +173,8 @@ def test_worker_and_flow_are_killed_and_the_next_run_starts(here: Machine, full:
     here.wait_for(run, "CRASHED")
     assert here.wait_for(queued, "COMPLETED")[1] == "Planned"
     print(f"\nthe next run was done {time.monotonic() - killed:.0f} s after the kill")
+    called = until(lambda: [json.loads(text) for text in calls[1] if run in text], "the webhook to be called")
+    assert called[0]["state"] == "Crashed"
     until(lambda: here.stages(run)["sft"] == "Crashed", "the stage to be marked")
     ended(lambda: {each.info.status for each in here.mlflow_runs(run)})
     print(f"MLflow knew {time.monotonic() - killed:.0f} s after the kill")
@@ -192,9 +198,11 @@ def test_rloo_run_uses_the_running_server(here: Machine, full: str) -> None:
     assert [(run["name"], run["state_name"]) for run in runs] == [("tiny", "Completed")]
 
 
-def test_nothing_is_left_outside_the_run_root(here: Machine) -> None:
+def test_nothing_is_left_outside_the_run_root_and_no_secret_in_it(here: Machine, calls: tuple[str, list[str]]) -> None:
     assert sorted(path.name for path in here.root.parent.iterdir()) == ["home", "runs"]
     assert list((here.root.parent / "home").iterdir()) == []
+    secret = calls[0].rpartition("/")[2].encode()
+    assert [file for file in here.root.rglob("*") if file.is_file() and secret in file.read_bytes()] == []
 
 
 def ended(statuses: Callable[[], set[str]]) -> set[str]:
