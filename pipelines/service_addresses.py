@@ -66,9 +66,8 @@ def mlflow_place(uri: str | None, root: Path) -> str:
     if not uri or uri == f"sqlite:///{root}/mlflow.db":
         return ""
     parts = urlsplit(uri)
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{host}{port}{parts.path}".rstrip("/")
+    host, colon, port = parts.netloc.rpartition("@")[2].partition(":")
+    return f"{parts.scheme}://{'127.0.0.1' if host == 'localhost' else host}{colon}{port}{parts.path}".rstrip("/")
 
 
 def other_mlflow(tracking: TrackingSettings, root: Path) -> str:
