@@ -203,18 +203,20 @@ class Term(Settings):
 
 
 class Claim(Settings):
-    """What is predicted: that a weighted sum of cells' measures is above zero.
+    """What is predicted: that a weighted sum of cells' measures lies above a number.
 
     Args:
         says: In words, with where it was claimed.
         measure: Which.
         contrast: The sum, computed seed by seed.
+        above: The number, which is taken off the sum. Below 0: nothing is lost, up to so much.
         margin: Differences inside +- margin are too small to matter; fixed beforehand, in the measure's units.
     """
 
     says: str
     measure: str
     contrast: Annotated[tuple[Term, ...], Field(strict=False, min_length=1)]
+    above: FiniteFloat = 0.0
     margin: NonNegative
 
 

@@ -251,6 +251,11 @@ def test_the_settings_of_the_studies_of_conf_exist(study, profile):
         load_settings(last_of_each([*loaded.base, *cell]))
 
 
+# The experiment in which the paper shows what a study asks: Figure 1, Table 1.
+PAPERS = {name: "hh_llama_7b" for name in ("gae_lambda", "ppo_parts")}
+PAPERS |= {name: "tldr_pythia_6.9b" for name in ("algorithms", "group_size")}
+
+
 @pytest.mark.parametrize("study", study_names())
 def test_the_papers_scale_composes(study, tmp_path):
     paper = load_definition(study, "paper")
@@ -259,7 +264,15 @@ def test_the_papers_scale_composes(study, tmp_path):
         for name, axis in paper.axes.items()
     }
     (point, *_) = points_of(paper.model_copy(update={"axes": first}), str(tmp_path))
-    assert point.settings.name == "hh_pythia_6.9b"
+    assert point.settings.name == PAPERS.get(study, "hh_pythia_6.9b")
+
+
+@pytest.mark.parametrize("experiment", ["hh_pythia_6.9b", "hh_llama_7b"])
+def test_the_other_columns_of_table_1_are_an_override(experiment, tmp_path):
+    paper = load_definition("algorithms", "paper", [f"experiment={experiment}"], seeds=1)
+    one = paper.axes["method"].model_copy(update={"values": {"PPO": paper.axes["method"].values["PPO"]}})
+    (point,) = points_of(paper.model_copy(update={"axes": {"method": one}}), str(tmp_path))
+    assert (point.settings.name, point.settings.algorithm.name) == (experiment, "ppo")
 
 
 def test_a_study_is_known_by_its_file(tmp_path):
