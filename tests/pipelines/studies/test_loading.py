@@ -252,8 +252,10 @@ def test_the_settings_of_the_studies_of_conf_exist(study, profile):
 
 
 # The experiment in which the paper shows what a study asks: Figure 1, Table 1.
-PAPERS = {name: "hh_llama_7b" for name in ("gae_lambda", "ppo_parts")}
-PAPERS |= {name: "tldr_pythia_6.9b" for name in ("algorithms", "group_size")}
+PAPERS = {
+    **dict.fromkeys(("gae_lambda", "ppo_parts"), "hh_llama_7b"),
+    **dict.fromkeys(("algorithms", "group_size"), "tldr_pythia_6.9b"),
+}
 
 
 @pytest.mark.parametrize("study", study_names())
