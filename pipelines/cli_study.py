@@ -31,7 +31,13 @@ Runner = Annotated[
     Literal["local", "dask", "ray"],
     typer.Option("--runner", help="Processes of this machine, or Prefect's task runner for Dask or Ray."),
 ]
-Address = Annotated[str | None, typer.Option("--address", help="Of a Dask or Ray cluster that runs already.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Of a Dask or Ray cluster that runs already and sees the run root (`paths.root`), too; needs --workers.",
+    ),
+]
 ShowPlan = Annotated[bool, typer.Option("--plan", help="Check every point, show what would run; start nothing.")]
 
 

@@ -40,6 +40,9 @@ class Options:
         memory: GiB that all may take together; None: 80 % of what is free.
         runner: local, dask or ray.
         address: Of a cluster that runs.
+
+    Raises:
+        ConfigError: If a cluster's points are to be as many as fit here, where they do not run.
     """
 
     root: Path
@@ -48,6 +51,15 @@ class Options:
     memory: float | None = None
     runner: str = LOCAL
     address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.address is not None and (self.workers is None or self.memory is not None):
+            wrong = "--memory is of this machine; leave it out" if self.memory else "--workers is missing"
+            raise ConfigError(
+                f"--address {self.address}: {wrong}. What fits into the cluster is not known here, so say with "
+                f"--workers how many points it makes at a time; the run root, {self.root}, must be on a file system "
+                f"that its workers see, too"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,13 @@ class Prepared:
 
     @cached_property
     def workers(self) -> int:
-        """Points at a time.
+        """Points at a time: on a cluster as many as were asked for, here no more than fit.
 
         Raises:
             ConfigError: If not even one point fits into this machine now.
         """
+        if self.options.address is not None and self.options.workers is not None:
+            return min(self.options.workers, len(self.points))
         threads = max(point.settings.compute.threads * point.settings.compute.processes for point in self.points)
         fitting = workers(threads, self.study.memory, self.options.workers, self.options.memory)
         return min(fitting, len(self.points))
@@ -98,7 +112,7 @@ def prepare(study: Definition, options: Options) -> Prepared:
 
 
 def check(prepared: Prepared) -> None:
-    """What must hold before any compute, once for all points.
+    """What must hold before any compute, once for all points; a cluster's devices and memory are its own.
 
     Raises:
         ConfigError: If a device, a library or a reward function is not there, or not even one point fits.
@@ -116,7 +130,8 @@ def check(prepared: Prepared) -> None:
             continue
         checked.add(key)
         try:
-            check_device(settings.compute)
+            if prepared.options.address is None:
+                check_device(settings.compute)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         check_own_functions(settings)

@@ -1,8 +1,12 @@
-"""How many points fit: free memory of a machine and of a container, from made-up files."""
+"""How many points fit: free memory of a machine and of a container, from made-up files; clusters."""
 
 import pytest
 
+from pipelines.config_errors import ConfigError
+from pipelines.studies import run
 from pipelines.studies.budget import GIB, free_memory, workers
+from pipelines.studies.run import Options
+from tests.pipelines.studies.examples import small
 
 V2 = ("memory.max", "memory.current", "memory.stat", "inactive_file")
 V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file")
@@ -44,3 +48,36 @@ def test_as_many_as_cores_and_memory_allow(monkeypatch):
     assert workers(threads=2, memory=1.0, budget=100.0) == 4
     assert workers(threads=2, memory=1.0, budget=3.5) == 3
     assert workers(threads=16, memory=1.0, budget=100.0) == 1
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Four points that ask for a device, on a machine with eight cores and 100 GiB."""
+    monkeypatch.setattr("pipelines.studies.budget.os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("pipelines.studies.budget.free_memory", lambda: 100.0)
+
+    def make(device, **options):
+        study = small(tmp_path, overrides=[f"compute.device={device}"], seeds={"count": 1, "vary": "policy"})
+        return run.prepare(study, Options(tmp_path, **options))
+
+    return make
+
+
+def test_a_cluster_is_not_asked_for_devices_and_memory_here(prepared, monkeypatch):
+    """This machine has none of what the points need, and checks what their settings name."""
+    monkeypatch.setattr("pipelines.studies.budget.free_memory", lambda: 0.1)
+    monkeypatch.setattr(run, "check_runner", lambda kind: None)
+    looked_at = []
+
+    def no_device(compute):
+        raise ValueError("no device")
+
+    monkeypatch.setattr("pipelines.own_functions.check_own_functions", looked_at.append)
+    monkeypatch.setattr("rloo_core.trainer.check_device", no_device)
+    run.check(prepared("cuda", runner="dask", address="tcp://a:1", workers=3))
+    assert looked_at
+    with pytest.raises(ConfigError, match=r"may take 2\.0 GiB"):
+        run.check(prepared("cuda", runner="dask"))
+    monkeypatch.setattr("pipelines.studies.budget.free_memory", lambda: 100.0)
+    with pytest.raises(ConfigError, match="no device"):
+        run.check(prepared("cuda", runner="dask"))

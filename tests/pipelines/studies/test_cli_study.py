@@ -10,6 +10,8 @@ from tests.pipelines.studies.examples import study_file
 
 AXES = {"sigma": {"label": "σ", "setting": "algorithm.reward_noise", "values": [0.0, 3.0]}}
 
+CLUSTER = ["small.yaml", "--runner", "dask", "--address", "tcp://a:1"]
+
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
@@ -56,6 +58,13 @@ def test_a_study_too_large_for_this_machine_can_be_looked_at(study, monkeypatch)
     assert study("small.yaml", "--no-prefect", "--seeds", "1").exit_code == 2
 
 
+def test_a_clusters_points_are_not_measured_by_this_machine(study, monkeypatch):
+    monkeypatch.setattr("pipelines.studies.budget.free_memory", lambda: 0.1)
+    shown = study(*CLUSTER, "--workers", "3", "--json", "--seeds", "2")
+    assert shown.exit_code == 3
+    assert json.loads(shown.stdout)[0]["workers"] == 3
+
+
 def test_what_real_data_cannot_measure_is_told_beforehand(study):
     shown = study("overoptimisation", "--profile", "paper", "--plan", "--seeds", "1")
     assert shown.exit_code == 3
@@ -78,6 +87,8 @@ def test_what_real_data_cannot_measure_is_told_beforehand(study):
         (["small.yaml", "--worker", "1"], "--worker"),
         (["small.yaml", "--runner", "dask", "--no-prefect"], "does not go with --no-prefect"),
         (["small.yaml", "--address", "tcp://a:1"], "say of which with --runner dask"),
+        ([*CLUSTER, "--plan"], "--workers is missing"),
+        ([*CLUSTER, "--workers", "2", "--memory", "4"], "--memory is of this machine"),
     ],
 )
 def test_what_is_wrong_exits_with_2_and_a_sentence(study, tmp_path, words, sentence):
