@@ -15,7 +15,9 @@ OF_CGROUPS = (  # limit, what is taken, and of that the cache that the kernel gi
 )
 
 
-def workers(threads: int, memory: float, wanted: int | None = None, budget: float | None = None) -> int:
+def workers(
+    threads: int, memory: float, wanted: int | None = None, budget: float | None = None, gpus: int | None = None
+) -> int:
     """Processes at a time.
 
     Args:
@@ -23,6 +25,7 @@ def workers(threads: int, memory: float, wanted: int | None = None, budget: floa
         memory: GiB of each.
         wanted: What a person asked for; None: one for each `threads` cores.
         budget: GiB that all may take together; None: 80 % of what is free.
+        gpus: Points that have GPUs of their own at a time; None: points compute on processors.
 
     Raises:
         ConfigError: If not even one fits, or more are asked for than fit.
@@ -39,7 +42,13 @@ def workers(threads: int, memory: float, wanted: int | None = None, budget: floa
             f"--workers {wanted}: so many points take {wanted * memory:.1f} GiB ({memory:.1f} each: `memory` of the "
             f"study), but {available:.1f} GiB may be used; set --workers to at most {fitting}, or raise --memory"
         )
-    return wanted or max(1, min(fitting, len(os.sched_getaffinity(0)) // threads))
+    if gpus is not None and wanted is not None and wanted > gpus:
+        raise ConfigError(
+            f"--workers {wanted}: each point computes on GPUs of its own (`compute.processes` of them), and those of "
+            f"this machine (CUDA_VISIBLE_DEVICES, if it is set) are enough for {gpus} at a time; set --workers to at "
+            f"most {gpus}, or compute.device=cpu"
+        )
+    return wanted or max(1, min(fitting, len(os.sched_getaffinity(0)) // threads, gpus or fitting))
 
 
 def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> float:

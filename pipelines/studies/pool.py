@@ -9,13 +9,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from queue import SimpleQueue
 from typing import Any
 
 from pipelines.process import Terminated
+from pipelines.studies.gpus import VISIBLE
 from pipelines.studies.point import Errand, Returned, run_point
 
 Work = Callable[[Errand], Returned]
@@ -33,15 +35,21 @@ class Pool:
     Args:
         work: What a process does; a function that its process can import.
         preloaded: Modules that are loaded once, in the process that the others are forked from.
+        gpus: `CUDA_VISIBLE_DEVICES` of each process at a time; further ones wait. Empty: it is left as it is.
     """
 
-    def __init__(self, work: Work = run_point, preloaded: Sequence[str] = PRELOADED) -> None:
+    def __init__(self, work: Work = run_point, preloaded: Sequence[str] = PRELOADED, gpus: Sequence[str] = ()) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preloaded))
         self._do = work
         self._living: set[ForkServerProcess] = set()
         self._lock = threading.Lock()
         self._stopped = False
+        self._gpus: SimpleQueue[str] | None = None
+        if gpus:
+            self._gpus = SimpleQueue()
+            for share in gpus:
+                self._gpus.put(share)
 
     def __enter__(self) -> "Pool":
         return self
@@ -55,9 +63,13 @@ class Pool:
         Raises:
             Stopped: If the pool was stopped meanwhile.
         """
+        with self._gpu() as share:
+            return self._run(errand, share)
+
+    def _run(self, errand: Errand, gpu: str) -> Returned:
         started = time.monotonic()
         receiver, sender = self._context.Pipe(duplex=False)
-        process = self._start(errand, sender)
+        process = self._start(errand, sender, gpu)
         sender.close()
         with suppress(EOFError):
             found: Returned = receiver.recv()
@@ -86,11 +98,23 @@ class Pool:
             if process.is_alive():
                 process.kill()
 
-    def _start(self, errand: Errand, sender: Connection) -> ForkServerProcess:
+    @contextmanager
+    def _gpu(self) -> Iterator[str]:
+        """What a process gets of the GPUs, until it has ended; "" if nothing is shared out."""
+        if self._gpus is None:
+            yield ""
+            return
+        share = self._gpus.get()
+        try:
+            yield share
+        finally:
+            self._gpus.put(share)
+
+    def _start(self, errand: Errand, sender: Connection, gpu: str) -> ForkServerProcess:
         with self._lock:
             if self._stopped:
                 raise Stopped
-            process = self._context.Process(target=_work, args=(self._do, errand, sender), name=errand.name)
+            process = self._context.Process(target=_work, args=(self._do, errand, sender, gpu), name=errand.name)
             process.start()
             self._living.add(process)
         return process
@@ -100,8 +124,10 @@ class Pool:
             self._living.discard(process)
 
 
-def _work(do: Work, errand: Errand, sender: Connection) -> None:
-    """What a process does."""
+def _work(do: Work, errand: Errand, sender: Connection, gpu: str) -> None:
+    """What a process does. CUDA reads its variable when it is first used, which is after this."""
+    if gpu:
+        os.environ[VISIBLE] = gpu
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

@@ -10,11 +10,13 @@ from pipelines.config_errors import ConfigError
 from pipelines.config_overrides import without_root
 from pipelines.console import Console
 from pipelines.evidence import FAILED, FINISHED, KILLED
+from pipelines.fingerprint import resolved_device
 from pipelines.records import study_command
 from pipelines.store import Store
 from pipelines.studies.budget import workers
 from pipelines.studies.conduct import Conduct, Make, only_once, record_name
 from pipelines.studies.definition import Definition
+from pipelines.studies.gpus import shares, visible
 from pipelines.studies.measurable import measurable
 from pipelines.studies.points import Point, finished, points_of
 from pipelines.studies.progress import Progress
@@ -79,6 +81,14 @@ class Prepared:
     warnings: Sequence[str] = ()
 
     @cached_property
+    def gpus(self) -> list[str]:
+        """`CUDA_VISIBLE_DEVICES` of each point at a time; [] if points compute on processors, or in a cluster."""
+        wanted = [point.settings.compute for point in self.points]
+        if self.options.runner != LOCAL or not any(resolved_device(compute.device) == "cuda" for compute in wanted):
+            return []
+        return shares(visible(), max(compute.processes for compute in wanted))
+
+    @cached_property
     def workers(self) -> int:
         """Points at a time: on a cluster as many as were asked for, here no more than fit.
 
@@ -88,7 +98,7 @@ class Prepared:
         if self.options.address is not None and self.options.workers is not None:
             return min(self.options.workers, len(self.points))
         threads = max(point.settings.compute.threads * point.settings.compute.processes for point in self.points)
-        fitting = workers(threads, self.study.memory, self.options.workers, self.options.memory)
+        fitting = workers(threads, self.study.memory, self.options.workers, self.options.memory, len(self.gpus) or None)
         return min(fitting, len(self.points))
 
     def check_fits(self) -> None:

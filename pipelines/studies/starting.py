@@ -88,7 +88,7 @@ def in_flow(prepared: Prepared, console: Console) -> "StudyPage":
     make = partial(as_tasks, many=prepared.workers, record=record)
     if prepared.options.runner != LOCAL:
         return run_study(prepared, console, partial(make, pool=None), Shown)
-    with Pool() as pool:
+    with Pool(gpus=prepared.gpus) as pool:
         return run_study(prepared, console, partial(make, pool=pool), Shown)
 
 
@@ -109,7 +109,7 @@ def locally(many: int, pool: Pool) -> Make:
 
 
 def _directly(prepared: Prepared, console: Console) -> "StudyPage":
-    with Pool() as pool:
+    with Pool(gpus=prepared.gpus) as pool:
         return run_study(prepared, console, locally(prepared.workers, pool))
 
 

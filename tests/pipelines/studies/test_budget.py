@@ -1,9 +1,9 @@
-"""How many points fit: free memory of a machine and of a container, from made-up files; clusters."""
+"""How many points fit: free memory of a machine and of a container, from made-up files; GPUs, clusters."""
 
 import pytest
 
 from pipelines.config_errors import ConfigError
-from pipelines.studies import run
+from pipelines.studies import gpus, run
 from pipelines.studies.budget import GIB, free_memory, workers
 from pipelines.studies.run import Options
 from tests.pipelines.studies.examples import small
@@ -50,9 +50,46 @@ def test_as_many_as_cores_and_memory_allow(monkeypatch):
     assert workers(threads=16, memory=1.0, budget=100.0) == 1
 
 
+def test_no_more_points_than_gpus(monkeypatch):
+    monkeypatch.setattr("pipelines.studies.budget.os.sched_getaffinity", lambda _: set(range(8)))
+    assert workers(threads=1, memory=1.0, budget=100.0, gpus=3) == 3
+    assert workers(threads=1, memory=1.0, wanted=2, budget=100.0, gpus=3) == 2
+    with pytest.raises(ConfigError, match=r"--workers 4: .* set --workers to at most 3, or compute\.device=cpu"):
+        workers(threads=1, memory=1.0, wanted=4, budget=100.0, gpus=3)
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        (None, ["0", "1", "2"]),
+        ("2, 0", ["2", "0"]),
+        ("GPU-8932f937,MIG-7", ["GPU-8932f937", "MIG-7"]),
+        ("1,-1,0", ["1"]),
+        ("0,9,1", ["0"]),
+        ("", []),
+    ],
+)
+def test_what_cuda_may_use_of_three_gpus(tmp_path, monkeypatch, said, seen):
+    for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    if said is not None:
+        monkeypatch.setenv(gpus.VISIBLE, said)
+    assert gpus.visible(tmp_path) == seen
+    assert gpus.visible(tmp_path / "no driver") == [name for name in seen if not name.isdigit()]
+
+
+def test_each_point_gets_as_many_gpus_as_it_has_processes():
+    assert gpus.shares(["3", "1", "0"], 1) == ["3", "1", "0"]
+    assert gpus.shares(["3", "1", "0", "5", "6"], 2) == ["3,1", "0,5"]
+    assert gpus.shares(["3"], 2) == ["3"]
+    assert gpus.shares([], 1) == [""]
+
+
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """Four points that ask for a device, on a machine with eight cores and 100 GiB."""
+    """Four points that ask for a device, on a machine with two GPUs, eight cores and 100 GiB."""
+    monkeypatch.setattr(run, "visible", lambda: ["4", "7"])
     monkeypatch.setattr("pipelines.studies.budget.os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr("pipelines.studies.budget.free_memory", lambda: 100.0)
 
@@ -61,6 +98,15 @@ def prepared(tmp_path, monkeypatch):
         return run.prepare(study, Options(tmp_path, **options))
 
     return make
+
+
+def test_points_that_compute_on_gpus_have_one_each(prepared):
+    assert (prepared("cuda").gpus, prepared("cuda").workers) == (["4", "7"], 2)
+    with pytest.raises(ConfigError, match="--workers 3"):
+        prepared("cuda", workers=3).check_fits()
+    assert prepared("cuda", runner="dask").gpus == []
+    assert (prepared("cpu").gpus, prepared("cpu").workers) == ([], 4)
+    assert prepared("cuda", runner="dask", address="tcp://a:1", workers=3).workers == 3
 
 
 def test_a_cluster_is_not_asked_for_devices_and_memory_here(prepared, monkeypatch):

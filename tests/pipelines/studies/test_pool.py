@@ -51,6 +51,19 @@ def test_a_result_comes_back_whole(pool):
     assert pool.run(errand("a", "return")) == Returned("a", {"policy": "abc"}, ("policy",), 1.5, 0.5)
 
 
+def test_each_process_has_gpus_of_its_own_while_it_runs():
+    with Pool(do, [HERE], gpus=["0,1", "GPU-7"]) as pool, ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(pool.run, [errand(str(place), "gpus") for place in range(4)]))
+        assert sorted(found.fingerprints["gpus"] for found in made) == ["0,1", "0,1", "GPU-7", "GPU-7"]
+        both = [threads.submit(pool.run, errand(name, "die")) for name in "ab"]  # what they had is free again
+        assert all("SIGKILL" in future.result(PATIENCE).error for future in both)
+        assert {pool.run(errand("c", "gpus")).fingerprints["gpus"] for _ in range(2)} == {"0,1", "GPU-7"}
+
+
+def test_without_gpus_the_variable_is_left_alone(pool, monkeypatch):
+    assert pool.run(errand("a", "gpus")).fingerprints["gpus"] == os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
 def test_an_error_is_told_in_its_words(pool):
     assert pool.run(errand("a", "raise")).error == "ValueError: no such thing"
 
