@@ -79,7 +79,7 @@ def sync(overrides: Overrides = None) -> None:
     except TrackingError as error:
         print(f"rloo: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    typer.echo("MLflow has everything" if not left else f"{left} runs could not be sent completely; try again later")
+    typer.echo("this MLflow has everything" if not left else f"{left} runs could not be sent completely; try again later")
     raise typer.Exit(1 if left else 0)
 
 

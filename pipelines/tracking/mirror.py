@@ -37,6 +37,7 @@ class Mirror:
         self.connection, self.store, self.say = connection, store, say
         self._copies: list[RunCopy] = []
         self._ids: dict[str, str] = {}
+        self._left_alone: set[str] = set()  # keys of what another MLflow is to get
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._failures = 0
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -54,6 +55,7 @@ class Mirror:
                 place = evidence.state.place
                 if place is not None and place not in self.connection.places:
                     others.add(place or f"that of {self.store.root}")
+                    self._left_alone.add(evidence.state.key)
                     continue
                 try:
                     connection = self.connection.of(evidence.state.experiment or self.connection.experiment)
@@ -83,8 +85,8 @@ class Mirror:
         return next((each for each in known if found and each.state.key == found.state.key), found)
 
     def has(self, evidence: Evidence) -> bool:
-        """Whether this evidence is being copied."""
-        return any(copy.evidence is evidence for copy in self._copies)
+        """Whether this evidence is being copied, or waits for another MLflow."""
+        return evidence.state.key in self._left_alone or any(copy.evidence is evidence for copy in self._copies)
 
     def wake(self, queue: MetricQueue | None = None) -> None:
         """Something has changed; with a queue: only if it is long."""

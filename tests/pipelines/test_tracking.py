@@ -337,11 +337,19 @@ def test_what_a_dead_process_left_goes_to_its_own_experiment(
 def test_what_a_dead_process_left_for_another_mlflow_waits_for_it(
     settings: ExperimentSettings, tracker: Tracker, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start(tracker, "sft").metrics(1, {"loss": 1.0})
+    stage = start(tracker, "sft")
+    until(lambda: bool(stage.run_id))
+    with monkeypatch.context() as patch:  # killed right after the rename
+        patch.setattr(stage, "finish", lambda *_, **__: None)
+        publish(tracker, stage)
     die(tracker, monkeypatch)
     other = Tracker.open(of_tracking(settings, uri=f"sqlite:///{tmp_path}/other.db"), no_warning, told.append)
-    other.mirror.stop(0.0)
-    assert by_stage(other) == {}
+    begin(other)
+    manifest = other.store.manifest("sft", F)
+    assert manifest is not None
+    other.reused(manifest)
+    other.finish("FINISHED")
+    assert by_stage(other) == {"": ["FINISHED"]}
     assert told == [
         f"what earlier runs left for another MLflow (that of {tracker.store.root}) waits for `rloo sync` with its "
         f"tracking.uri"
@@ -349,7 +357,7 @@ def test_what_a_dead_process_left_for_another_mlflow_waits_for_it(
     later = Tracker.open(settings, no_warning, quiet)
     settle(later)
     later.mirror.stop(0.0)
-    assert by_stage(tracker) == {"sft": ["KILLED"], "": ["KILLED"]}
+    assert by_stage(tracker) == {"sft": ["FINISHED"], "": ["KILLED"]}
 
 
 def test_a_run_that_another_process_goes_on_with_is_its_own_again(
