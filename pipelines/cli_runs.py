@@ -79,7 +79,8 @@ def sync(overrides: Overrides = None) -> None:
     except TrackingError as error:
         print(f"rloo: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    typer.echo("this MLflow has everything" if not left else f"{left} runs could not be sent completely; try again later")
+    some = f"{left} runs could not be sent completely; try again later"
+    typer.echo(some if left else "this MLflow has everything")
     raise typer.Exit(1 if left else 0)
 
 
