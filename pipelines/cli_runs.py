@@ -147,7 +147,8 @@ def prune(
         manifest = store.manifest(removal.stage, removal.fingerprint)
         if not yes or remove(removal, store):
             freed += removal.size
-            if yes and manifest is not None and manifest.run_id and not removal.path.exists():
+            whole = removal.path == store.path(removal.stage, removal.fingerprint)
+            if yes and whole and manifest is not None and manifest.run_id and not removal.path.exists():
                 _quietly(mark_pruned, client, manifest.run_id)
             typer.echo(f"{in_words(removal.size):>8}  {removal.stage:<14} {removal.fingerprint[:12]}  {removal.reason}")
     done = "removed" if yes else "could go; `rloo prune --yes` removes it"

@@ -64,6 +64,20 @@ def test_prune_shows_and_then_removes_and_marks_the_models_in_mlflow(
     assert rloo("prune", "--keep", "1").output.strip() == "nothing to remove"
 
 
+def test_a_model_whose_leftovers_go_is_not_marked(rloo: Typed, settings: ExperimentSettings) -> None:  # noqa: F811
+    store, client = Store(settings.paths.root), client_of(settings)
+    newest = store.manifests("policy")[0]
+    left = store.path("policy", newest.fingerprint) / "checkpoints"  # its process was killed before it removed them
+    left.mkdir()
+    (left / "state").write_text("x")
+    assert "checkpoints of a stage that has finished" in rloo("prune", "--yes").output
+    assert not left.exists()
+    assert newest.run_id is not None
+    model = model_of(client, newest.run_id)
+    assert model is not None
+    assert "store.pruned" not in client.get_logged_model(model.model_id).tags
+
+
 def test_sync_says_whether_something_is_left(rloo: Typed) -> None:
     done = rloo("sync")
     assert (done.exit_code, done.output.strip()) == (0, "this MLflow has everything")
