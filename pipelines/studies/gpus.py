@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each
+DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each of the machine's
+DEVICES = Path("/dev")  # nvidia0, nvidia1, ...: those that a container has been given
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible(driver: Path = DRIVER) -> list[str]:
+def visible(driver: Path = DRIVER, devices: Path = DEVICES) -> list[str]:
     """The GPUs that CUDA may use, as `CUDA_VISIBLE_DEVICES` names them: like CUDA, up to the first wrong name."""
-    there = [str(place) for place, _ in enumerate(driver.iterdir())] if driver.is_dir() else []
+    of_the_machine = len(list(driver.iterdir())) if driver.is_dir() else 0
+    there = [str(place) for place in range(min(of_the_machine, len(list(devices.glob("nvidia[0-9]*")))))]
     if VISIBLE not in os.environ:
         return there
     names = [name.strip() for name in os.environ[VISIBLE].split(",")]

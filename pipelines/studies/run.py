@@ -82,10 +82,19 @@ class Prepared:
 
     @cached_property
     def gpus(self) -> list[str]:
-        """`CUDA_VISIBLE_DEVICES` of each point at a time; [] if points compute on processors, or in a cluster."""
+        """`CUDA_VISIBLE_DEVICES` of each point at a time; [] if points compute on processors, or in a cluster.
+
+        Raises:
+            ConfigError: If a cluster that is started here would compute on GPUs: all points on the first one.
+        """
         wanted = [point.settings.compute for point in self.points]
-        if self.options.runner != LOCAL or not any(resolved_device(compute.device) == "cuda" for compute in wanted):
+        if self.options.address or not any(resolved_device(compute.device) == "cuda" for compute in wanted):
             return []
+        if self.options.runner != LOCAL:
+            raise ConfigError(
+                f"--runner {self.options.runner} without --address computes on this machine, all points on its first "
+                f"GPU; leave --runner out, and each has one of its own"
+            )
         return shares(visible(), max(compute.processes for compute in wanted))
 
     @cached_property

@@ -38,9 +38,9 @@ def test_a_containers_limit_counts_where_it_is_smaller(machine, names):
     assert machine(names, 4 * GIB, 5 * GIB) == 0.0
 
 
-def test_a_container_without_a_limit_has_the_machines(machine):
-    assert machine(V2, "max", 1 * GIB) == 10.0
-    assert machine(V1, 9223372036854771712, 1 * GIB) == 10.0
+@pytest.mark.parametrize(("names", "none"), [(V2, "max"), (V1, 9223372036854771712)])
+def test_a_container_without_a_limit_has_the_machines(machine, names, none):
+    assert machine(names, none, 1 * GIB) == 10.0
 
 
 def test_as_many_as_cores_and_memory_allow(monkeypatch):
@@ -70,13 +70,25 @@ def test_no_more_points_than_gpus(monkeypatch):
     ],
 )
 def test_what_cuda_may_use_of_three_gpus(tmp_path, monkeypatch, said, seen):
-    for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
-        (tmp_path / name).mkdir()
+    driver, devices = tmp_path / "driver", tmp_path / "dev"
+    devices.mkdir()
+    for place, name in enumerate(("0000:01:00.0", "0000:02:00.0", "0000:03:00.0")):
+        (driver / name).mkdir(parents=True)
+        (devices / f"nvidia{place}").touch()
+    (devices / "nvidiactl").touch()
     monkeypatch.delenv(gpus.VISIBLE, raising=False)
     if said is not None:
         monkeypatch.setenv(gpus.VISIBLE, said)
-    assert gpus.visible(tmp_path) == seen
-    assert gpus.visible(tmp_path / "no driver") == [name for name in seen if not name.isdigit()]
+    assert gpus.visible(driver, devices) == seen
+    assert gpus.visible(tmp_path / "no driver", devices) == [name for name in seen if not name.isdigit()]
+
+
+def test_a_container_has_the_gpus_that_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    for place in range(8):
+        (tmp_path / "driver" / str(place)).mkdir(parents=True)
+    (tmp_path / "nvidia0").touch()
+    assert gpus.visible(tmp_path / "driver", tmp_path) == ["0"]
 
 
 def test_each_point_gets_as_many_gpus_as_it_has_processes():
@@ -104,7 +116,8 @@ def test_points_that_compute_on_gpus_have_one_each(prepared):
     assert (prepared("cuda").gpus, prepared("cuda").workers) == (["4", "7"], 2)
     with pytest.raises(ConfigError, match="--workers 3"):
         prepared("cuda", workers=3).check_fits()
-    assert prepared("cuda", runner="dask").gpus == []
+    with pytest.raises(ConfigError, match="--runner dask"):
+        _ = prepared("cuda", runner="dask").gpus
     assert (prepared("cpu").gpus, prepared("cpu").workers) == ([], 4)
     assert prepared("cuda", runner="dask", address="tcp://a:1", workers=3).workers == 3
 
@@ -123,7 +136,7 @@ def test_a_cluster_is_not_asked_for_devices_and_memory_here(prepared, monkeypatc
     run.check(prepared("cuda", runner="dask", address="tcp://a:1", workers=3))
     assert looked_at
     with pytest.raises(ConfigError, match=r"may take 2\.0 GiB"):
-        run.check(prepared("cuda", runner="dask"))
+        run.check(prepared("cpu", runner="dask"))
     monkeypatch.setattr("pipelines.studies.budget.free_memory", lambda: 100.0)
     with pytest.raises(ConfigError, match="no device"):
-        run.check(prepared("cuda", runner="dask"))
+        run.check(prepared("cpu", runner="dask"))

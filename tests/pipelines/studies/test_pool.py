@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,11 @@ def test_a_result_comes_back_whole(pool):
 
 def test_each_process_has_gpus_of_its_own_while_it_runs():
     with Pool(do, [HERE], gpus=["0,1", "GPU-7"]) as pool, ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(pool.run, [errand(str(place), "gpus") for place in range(4)]))
-        assert sorted(found.fingerprints["gpus"] for found in made) == ["0,1", "0,1", "GPU-7", "GPU-7"]
+        made = [found.fingerprints for found in threads.map(pool.run, [errand(str(p), "gpus") for p in range(6)])]
+        assert {each["gpus"] for each in made} == {"0,1", "GPU-7"}
+        for one, other in combinations(made, 2):
+            apart = float(one["to"]) <= float(other["from"]) or float(other["to"]) <= float(one["from"])
+            assert apart or one["gpus"] != other["gpus"]
         both = [threads.submit(pool.run, errand(name, "die")) for name in "ab"]  # what they had is free again
         assert all("SIGKILL" in future.result(PATIENCE).error for future in both)
         assert {pool.run(errand("c", "gpus")).fingerprints["gpus"] for _ in range(2)} == {"0,1", "GPU-7"}
