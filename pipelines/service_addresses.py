@@ -70,11 +70,18 @@ def mlflow_place(uri: str | None, root: Path) -> str:
     return f"{parts.scheme}://{'127.0.0.1' if host == 'localhost' else host}{colon}{port}{parts.path}".rstrip("/")
 
 
+def same_places(place: str, root: Path) -> set[str]:
+    """All names of an MLflow: the services of a run root show a database under an address of their own."""
+    services = running_services(root)
+    names = {_shown_by(services, root), mlflow_place(services.mlflow, root)} if services else set()
+    return names if place in names else {place}
+
+
 def other_mlflow(tracking: TrackingSettings, root: Path) -> str:
     """A warning where the running services show another MLflow than a run writes to; "" where all is well."""
     services = running_services(root)
     ours = mlflow_place(tracking.uri, root)
-    if services is None or ours in (_shown_by(services, root), mlflow_place(services.mlflow, root)):
+    if services is None or _shown_by(services, root) in same_places(ours, root):
         return ""
     own = "that of the run root"
     shown = _shown_by(services, root) or own

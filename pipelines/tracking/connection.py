@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 
 from pipelines.artifact_root import artifact_root
 from pipelines.digests import locked
-from pipelines.service_addresses import mlflow_address, mlflow_place
+from pipelines.service_addresses import mlflow_place, same_places
 from rloo_core.settings import TrackingSettings
 
 # What the server answers when it will never do what was asked; everything else may be different in a minute.
@@ -42,8 +42,7 @@ class Connection:
 
     def __init__(self, settings: TrackingSettings, root: Path, warn: Callable[[str], None]) -> None:
         self.place = mlflow_place(settings.uri, root)
-        served = mlflow_address(settings, root)  # the other name of a database that the services of this root show
-        self.places = {self.place, mlflow_place(served, root)} if served else {self.place}
+        self.places = same_places(self.place, root)
         self.uri = settings.uri or f"sqlite:///{root}/mlflow.db"
         self.warn = warn
         self.experiment = settings.experiment

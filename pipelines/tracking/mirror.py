@@ -61,6 +61,7 @@ class Mirror:
                     connection = self.connection.of(evidence.state.experiment or self.connection.experiment)
                 except Exception as error:
                     self.say(f"the run of {evidence.state.name} waits for the next start: {first_line(error)}")
+                    self._left_alone.add(evidence.state.key)
                     continue
                 evidence.claim()
                 self._copies.append(RunCopy(connection, evidence, self, adopted=True))

@@ -10,7 +10,7 @@ from pipelines import service_addresses, services
 from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
 from pipelines.deployed import keep_overrides, machine_overrides
-from pipelines.service_addresses import Services, mlflow_address, mlflow_place, other_mlflow
+from pipelines.service_addresses import Services, mlflow_address, mlflow_place, other_mlflow, same_places
 from rloo_core.settings import ExperimentSettings, TrackingSettings
 from tests.end_to_end.services import free_port
 
@@ -100,5 +100,8 @@ def test_a_run_that_the_services_do_not_show_is_told(tmp_path: Path, monkeypatch
     for same in (shown, ("tracking.uri=http://localhost:5300",)):
         assert other_mlflow(tracking(*same), tmp_path) == ""
         assert mlflow_address(tracking(*same), tmp_path).endswith(":5300")
+    assert same_places("postgresql://h/m", tmp_path) == {"postgresql://h/m", "http://127.0.0.1:5300"}
+    assert same_places("http://127.0.0.1:5300", tmp_path) == {"postgresql://h/m", "http://127.0.0.1:5300"}
+    assert same_places("", tmp_path) == {""}
     assert "(that of the run root) than the services show (postgresql://h/m)" in other_mlflow(tracking(), tmp_path)
     assert mlflow_address(tracking(), tmp_path) == "", "its pages have no such run"
