@@ -28,7 +28,9 @@ from pipelines.watchdog import stop_watched
 SPEC = "spec.json"
 TICK_SECONDS = 0.5
 LOOK_SECONDS = 5.0  # between two looks for what dead runs left
-POOL_SECONDS = 35.0  # after the start of a worker: what an earlier one had claimed by then and has no process is dead
+# After the start of a worker: what an earlier one had claimed by then and has no process is dead. Again when Prefect,
+# too, knows that the earlier one has gone, if it had another name.
+POOL_SECONDS = (35.0, 155.0)
 LONGEST_PAUSE = 30.0  # between two starts of a service that keeps ending
 WORKER_GRACE = 40.0  # seconds for flow runs to write what they must
 GRACE = 5.0
@@ -117,7 +119,7 @@ class Keeper:
         self.ready = False
         self.stopping = False
         self._looked = 0.0
-        self._pool_due = 0.0
+        self._pool_due: list[float] = []
 
     def run(self) -> None:
         """Keep until SIGTERM or Ctrl-C."""
@@ -153,7 +155,7 @@ class Keeper:
         if self.ready and self.services["worker"].process is None:
             self.services["worker"].start()
             self._write_state(True)
-            self._pool_due = time.monotonic() + POOL_SECONDS
+            self._pool_due = [time.monotonic() + seconds for seconds in POOL_SECONDS]
         if self.ready and time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             self._look_after_the_dead()
@@ -169,7 +171,7 @@ class Keeper:
         service.pause = min(LONGEST_PAUSE, 2 * service.pause)
         service.start()
         if service.name == "worker":
-            self._pool_due = time.monotonic() + POOL_SECONDS
+            self._pool_due = [time.monotonic() + seconds for seconds in POOL_SECONDS]
 
     def _deployed(self) -> bool:
         """Make the pool and the deployments; False if that must be tried again."""
@@ -185,9 +187,9 @@ class Keeper:
 
         Each in a process of its own: only that needs Prefect's client, or MLflow's.
         """
-        pool_due = 0.0 < self._pool_due < time.monotonic() and not self.repair.busy
+        pool_due = bool(self._pool_due) and self._pool_due[0] < time.monotonic() and not self.repair.busy
         self.repair.look(*([self.pool] if pool_due else []))
-        self._pool_due = 0.0 if pool_due else self._pool_due
+        self._pool_due = self._pool_due[1:] if pool_due else self._pool_due
         if count := self.deliver.look():
             say(f"MLflow is sent what {count} {'run' if count == 1 else 'runs'} of dead processes left")
 
