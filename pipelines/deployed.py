@@ -17,14 +17,12 @@ from pipelines import environment
 from pipelines.config import load_settings
 from pipelines.config_errors import ConfigError
 from pipelines.console import Console
-from pipelines.evidence import FINISHED
 from pipelines.execution import StageFailed
 from pipelines.job import Job
 from pipelines.machine import load_machine, refuse_what_is_not_allowed
 from pipelines.plan import PlannedStage, Selection, make_plan
 from pipelines.preflight import NotReady, check_root
 from pipelines.process import log_file
-from pipelines.records import left_of, of_flow_run
 from pipelines.runner import in_words, prepared
 from pipelines.service_addresses import FOLDER
 from pipelines.store import Store
@@ -54,9 +52,6 @@ def run_deployed(parameters: Mapping[str, Any], flow_run: str, conduct: Callable
     root = Path(settings.paths.root)
     check_root(root)
     environment.prepare(root)
-    earlier = of_flow_run(root, flow_run)
-    if earlier is not None and earlier.status != FINISHED:
-        selection = left_of(earlier, Store(root))  # a retry forces nothing a second time
     console = Console(RichConsole(highlight=False, width=120))
     log = root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:

@@ -27,7 +27,7 @@ from pipelines.plan import PlannedStage, Planner, Selection, make_plan
 from pipelines.prefect_server import NamedServer, Server, ServerError, TemporaryServer
 from pipelines.preflight import NotReady, check_prefect_server, check_root, disk_full, is_full
 from pipelines.process import Terminated, log_file, sigterm_raises
-from pipelines.records import Record, of_flow_run
+from pipelines.records import Record, left_of, of_flow_run
 from pipelines.service_addresses import other_mlflow, running_services
 from pipelines.store import Store
 from rloo_core.settings import ExperimentSettings
@@ -118,11 +118,15 @@ def prepared(
         overrides: What a person typed.
         selection: Which stages.
         console: What a person sees.
-        flow_run: Id of the Prefect flow run of a deployment; a second attempt at it goes on in its MLflow run.
+        flow_run: Id of the Prefect flow run of a deployment; a second attempt at it goes on in its MLflow run, and
+            forces nothing a second time.
         resume: The run that is to go on, in its MLflow run.
         place: The run's place in a study; without one, a report is written at the end.
     """
     store = Store(settings.paths.root)
+    retried = of_flow_run(store.root, flow_run)
+    if retried is not None and retried.status != "FINISHED":
+        selection = left_of(retried, store)
     plan = make_plan(settings, store, selection, overrides)
     console.plan(plan_rows(plan))
     if any(stage.action in ("run", "depends") for stage in plan):
@@ -131,8 +135,7 @@ def prepared(
 
         check_own_functions(settings)
     typed = {"overrides": list(overrides), "selection": asdict(selection), "flow_run": flow_run}
-    earlier = resume or of_flow_run(store.root, flow_run)
-    with _tracked(settings, typed, plan, console, earlier, place) as tracker:
+    with _tracked(settings, typed, plan, console, resume or retried, place) as tracker:
         executor = Executor(settings, Planner(settings, store, selection, overrides), store, tracker, console, plan)
         yield Job(settings, overrides, selection, plan, executor)
         if tracker.evidence is not None and place is None:
