@@ -148,7 +148,7 @@ def prune(
         if not yes or remove(removal, store):
             freed += removal.size
             whole = removal.path == store.path(removal.stage, removal.fingerprint)
-            if yes and whole and manifest is not None and manifest.run_id and not removal.path.exists():
+            if yes and whole and manifest is not None and manifest.run_id:
                 _quietly(mark_pruned, client, manifest.run_id)
             typer.echo(f"{in_words(removal.size):>8}  {removal.stage:<14} {removal.fingerprint[:12]}  {removal.reason}")
     done = "removed" if yes else "could go; `rloo prune --yes` removes it"

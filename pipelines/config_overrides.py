@@ -41,10 +41,7 @@ def key_of(text: str) -> str:
 
 def last_of_each(overrides: Sequence[str]) -> list[str]:
     """Overrides where the last one of each setting counts, in the place of the first."""
-    kept: dict[str, str] = {}
-    for text in overrides:
-        kept[key_of(text)] = text
-    return list(kept.values())
+    return list({key_of(text): text for text in overrides}.values())
 
 
 def without_root(overrides: Sequence[str]) -> list[str]:

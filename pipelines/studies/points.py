@@ -101,7 +101,8 @@ def _points_of_cell(study: Definition, cell: Cell, root: str) -> list[Point]:
 
 def point_name(cell: Cell, seed: int) -> str:
     """What a point is called: unique within its study."""
-    return ", ".join([*(f"{axis}={value}" for axis, value in cell.items()), f"seed={seed}"])
+    name = _name(cell)
+    return f"{name}, seed={seed}" if name else f"seed={seed}"
 
 
 def _name(cell: Cell) -> str:

@@ -98,7 +98,7 @@ class Values:
         A term that names several cells stands for their mean.
         """
         cells = [self.study.matching(term.cell) for term in claim.contrast]
-        every = [cell for found in cells for cell in found]
+        every = self.claimed_cells(claim)
         terms = [[self.values(claim.measure, cell, every) for cell in found] for found in cells]
         whole = [seed for seed in self.seeds if all(seed in each for term in terms for each in term)]
         weights = [term.weight for term in claim.contrast]
